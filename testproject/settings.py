@@ -1,0 +1,85 @@
+"""Settings of the project that the tests and the demo run in. Not an example for production.
+
+Read from the environment: DATABASE_URL, DEBUG, FORGEJOBS_JSON (the FORGEJOBS dict, for tests that
+start real processes) and FORGEJOBS_TEST_APPS (comma separated apps to install besides).
+"""
+
+import json
+import os
+from pathlib import Path
+
+import dj_database_url
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+RUN = CHECKOUT / ".run"
+RUN.mkdir(exist_ok=True)
+
+SECRET_KEY = "demo-and-tests-only-never-use-this-key-for-a-site"
+DEBUG = os.environ.get("DEBUG", "").lower() in {"1", "true", "yes", "on"}
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_forgejobs",
+    *filter(None, os.environ.get("FORGEJOBS_TEST_APPS", "").split(",")),
+]
+
+FORGEJOBS = json.loads(os.environ.get("FORGEJOBS_JSON") or "{}")
+
+DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{RUN / 'db.sqlite3'}")}
+
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    # One writer at a time, and it waits for its turn: IMMEDIATE takes the write lock at BEGIN, where
+    # the timeout applies. A deferred transaction that turns into a writer fails at once instead.
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    }
+    # A file, so that threads and processes share it; one per test process, so that two runs in one
+    # checkout do not meet.
+    DATABASES["default"]["TEST"] = {"NAME": str(RUN / f"test-{os.getpid()}.sqlite3")}
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+ROOT_URLCONF = "testproject.urls"
+WSGI_APPLICATION = "testproject.wsgi.application"
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("fr", "Français")]
+USE_I18N = True
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = str(RUN / "emails")
