@@ -195,12 +195,14 @@ def _end_guard(guard: subprocess.Popen[str]) -> None:
 _pipes: set[int] = set()
 
 
-def _close_pipes_in_child() -> None:
-    while _pipes:
-        os.close(_pipes.pop())
+def _drop_pipes_in_child() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    while _pipes:  # replaced, not closed: the child's file objects still own these numbers
+        os.dup2(null, _pipes.pop(), inheritable=False)
+    os.close(null)
 
 
-os.register_at_fork(after_in_child=_close_pipes_in_child)
+os.register_at_fork(after_in_child=_drop_pipes_in_child)
 
 
 def _utf8_locale() -> str:
@@ -339,9 +341,7 @@ class Guard:
 
         # Not started by the wheel: it counts users by pid in a file, where the pid of a killed
         # process is never taken out, and then does not stop the server at all.
-        wheel = get_server(
-            self.data, cleanup_mode=None, start=False, postgres_version=self.version
-        )
+        wheel = get_server(self.data, cleanup_mode=None, start=False, postgres_version=self.version)
         wheel.ensure_pgdata_inited()
         self.program = wheel.bin_path / "postgres"
         if wheel.system_user is not None:
@@ -472,7 +472,9 @@ def _leave(number: int, _: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command with DATABASE_URL naming a throw-away server; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m testproject.postgres", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m testproject.postgres", description=main.__doc__
+    )
     parser.add_argument("--version", type=int, choices=VERSIONS, default=18)
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="for postgresql.conf"

@@ -21,9 +21,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 class Process:
     """A started command; what it prints, stdout and stderr together, goes to a file."""
 
-    def __init__(
-        self, arguments: list[str], output: Path, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, arguments: list[str], output: Path, environment: Mapping[str, str]) -> None:
         self.arguments = arguments
         self.output_path = output
         with output.open("wb") as file:
