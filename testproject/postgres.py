@@ -96,12 +96,7 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """Let the guard stop the server and remove its data; return when it has."""
-        assert self.guard.stdin is not None and self.guard.stdout is not None
-        _pipes.discard(self.guard.stdin.fileno())
-        with contextlib.suppress(BrokenPipeError):
-            self.guard.stdin.close()
-        self.guard.wait()
-        self.guard.stdout.close()
+        _end_guard(self.guard)
         if self.directory.exists():  # the guard was killed
             sweep(self.directory.parent)
 
@@ -184,9 +179,11 @@ def _start_guard(directory: Path, lock: int, **options: Any) -> subprocess.Popen
 
 
 def _end_guard(guard: subprocess.Popen[str]) -> None:
-    assert guard.stdin is not None and guard.stdout is not None
+    assert guard.stdin is not None
+    assert guard.stdout is not None
     _pipes.discard(guard.stdin.fileno())
-    guard.stdin.close()
+    with contextlib.suppress(BrokenPipeError):
+        guard.stdin.close()
     guard.wait()
     guard.stdout.close()
 

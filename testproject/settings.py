@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_forgejobs",
+    # The demo's app, testproject.clocks, goes here.
     *filter(None, os.environ.get("FORGEJOBS_TEST_APPS", "").split(",")),
 ]
 
@@ -34,8 +35,8 @@ FORGEJOBS = json.loads(os.environ.get("FORGEJOBS_JSON") or "{}")
 DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{RUN / 'db.sqlite3'}")}
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # One writer at a time, and it waits for its turn: IMMEDIATE takes the write lock at BEGIN, where
-    # the timeout applies. A deferred transaction that turns into a writer fails at once instead.
+    # One writer at a time, and it waits for its turn: IMMEDIATE takes the write lock at BEGIN,
+    # where the timeout applies. A deferred transaction that turns into a writer fails at once.
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,

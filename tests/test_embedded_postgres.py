@@ -26,31 +26,25 @@ pytestmark = [
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 OWNER = """
-import json, sys, time
+import json, os, sys
 from testproject.postgres import embedded_server
 with embedded_server(directory=sys.argv[1]) as server:
     facts = {"url": server.url, "pid": server.pid, "guard": server.guard.pid}
+    if "fork" in sys.argv and os.fork() == 0:  # the child waits for the end of stdin as well
+        os.close(1)
+        sys.stdin.read()
+        os._exit(0)
     print(json.dumps(facts), flush=True)
     sys.stdin.read()
 """
-FORKING_OWNER = OWNER.replace(
-    "sys.stdin.read()",
-    """
-    if os.fork() == 0:  # the child outlives its parent, until the test closes stdin
-        os.closerange(1, 3)
-        sys.stdin.read()
-        os._exit(0)
-    signal.pause()
-""",
-).replace("import json", "import json, os, signal")
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
     """Return a directory for servers, of which none may outlive the test.
 
-    Not `tmp_path`: run by root, the directories above are opened for the server's user, and the next
-    start of pytest closes its own again.
+    Not `tmp_path`: run by root, the directories above are opened for the server's user, and the
+    next start of pytest closes its own again.
     """
     with tempfile.TemporaryDirectory(prefix="postgres-", dir=CHECKOUT / ".run") as directory:
         yield Path(directory)
@@ -61,7 +55,7 @@ def home() -> Iterator[Path]:
 def owner(request: pytest.FixtureRequest, home: Path) -> Iterator[subprocess.Popen[str]]:
     """Return a process that holds a server and says where on its stdout."""
     with subprocess.Popen(
-        [sys.executable, "-c", getattr(request, "param", OWNER), str(home)],
+        [sys.executable, "-c", OWNER, str(home), getattr(request, "param", "")],
         cwd=CHECKOUT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -182,7 +176,7 @@ def test_the_server_vanishes_when_its_owner_is_killed(
     wait_until_gone(home, facts)
 
 
-@pytest.mark.parametrize("owner", [FORKING_OWNER], indirect=True, ids=["forks"])
+@pytest.mark.parametrize("owner", ["fork"], indirect=True)
 def test_a_forked_child_does_not_keep_the_server_alive(
     owner: subprocess.Popen[str], home: Path
 ) -> None:
