@@ -7,8 +7,10 @@ start real processes) and FORGEJOBS_TEST_APPS (comma separated apps to install b
 import json
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import dj_database_url
+import django
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 RUN = CHECKOUT / ".run"
@@ -32,7 +34,7 @@ INSTALLED_APPS = [
 
 FORGEJOBS = json.loads(os.environ.get("FORGEJOBS_JSON") or "{}")
 
-DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{RUN / 'db.sqlite3'}")}
+DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{quote(f'{RUN}/db.sqlite3')}")}
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # One writer at a time, and it waits for its turn: IMMEDIATE takes the write lock at BEGIN,
@@ -82,5 +84,14 @@ USE_I18N = True
 USE_TZ = True
 TIME_ZONE = "UTC"
 
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = str(RUN / "emails")
+# Mail goes to files. Django 6.1 has a new setting for it and calls the old ones deprecated.
+if django.VERSION >= (6, 1):
+    MAILERS = {
+        "default": {
+            "BACKEND": "django.core.mail.backends.filebased.EmailBackend",
+            "OPTIONS": {"file_path": str(RUN / "emails")},
+        }
+    }
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+    EMAIL_FILE_PATH = str(RUN / "emails")
