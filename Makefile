@@ -41,6 +41,8 @@ lint: .venv/.linters  ## Check the style, the format and the types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	git ls-files -z '*.py' | xargs -0 .venv/bin/django-upgrade --target-version 5.2 --check
+	git ls-files -z '*.html' | xargs -0 -r .venv/bin/djade --target-version 5.2 --check
 
 clean:  ## Remove the virtual environment and everything that runs have left
 	rm -rf .venv .run build dist

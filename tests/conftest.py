@@ -1,6 +1,7 @@
 """Fixtures and markers for all tests: which database, servers of one's own, real processes."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,15 @@ from testproject.postgres import EmbeddedServer, embedded_server, is_available
 from tests.processes.harness import Manage, Processes
 
 ONE_DAY = 24 * 3600
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as usual: a shell that starts pytest in the background lets it be ignored.
+
+    The processes that tests start, and interrupt, would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
