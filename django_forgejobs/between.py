@@ -1,0 +1,135 @@
+"""What must not leak from one job into the next: transactions, sessions, language, time zone, signals."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from django.db import connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone, translation
+
+logger = logging.getLogger("django_forgejobs")
+
+# Statements that change the session beyond their transaction. A healthy connection is kept otherwise: opening
+# one anew costs 7 ms a job, and DISCARD ALL would undo Django's own settings.
+_SESSION = re.compile(
+    r"^\s*(/\*.*?\*/\s*)?(SET(?!\s+(LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|LISTEN|UNLISTEN|PREPARE|"
+    r"DECLARE|LOAD|ATTACH|DETACH|PRAGMA|CREATE\s+(LOCAL\s+|GLOBAL\s+)?TEMP)\b"
+    r"|\bSET_CONFIG\s*\(|\bPG_(TRY_)?ADVISORY_LOCK",
+    re.IGNORECASE | re.DOTALL,
+)
+
+#: Seconds of idleness after which a connection is asked whether it still lives.
+IDLE_BEFORE_CHECK = 2.0
+
+_idle = threading.local()
+
+
+@contextmanager
+def jobs() -> Iterator[None]:
+    """Clean this thread up when the job inside is over, however it ends.
+
+    An open transaction is rolled back and autocommit restored; a connection that is broken or whose
+    session was changed is closed; language and time zone are deactivated; signal handlers restored.
+    """
+    changed: set[str] = set()
+    handlers = _signal_handlers()
+    _drop_dead_connections()
+    with ExitStack() as stack:
+        for connection in connections.all():
+            stack.enter_context(connection.execute_wrapper(_Watch(connection.alias, changed)))
+        try:
+            yield
+        finally:
+            stack.close()
+            for connection in connections.all(initialized_only=True):
+                _clean(connection, session_changed=connection.alias in changed)
+            translation.deactivate()
+            timezone.deactivate()
+            for number, handler in handlers.items():
+                if signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
+            reset_queries()
+            _idle.since = time.monotonic()
+
+
+def _drop_dead_connections() -> None:
+    """Close connections that died while this thread was idle, before a job trips over them."""
+    if time.monotonic() - getattr(_idle, "since", 0.0) < IDLE_BEFORE_CHECK:
+        return
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is not None and not connection.is_usable():
+            close(connection)
+
+
+class _Watch:
+    """An execute wrapper that notes which connections saw a statement that outlives its transaction."""
+
+    def __init__(self, alias: str, changed: set[str]) -> None:
+        self.alias, self.changed = alias, changed
+
+    def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        if isinstance(sql, str) and _SESSION.search(sql):
+            self.changed.add(self.alias)
+        return execute(sql, params, many, context)
+
+
+def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
+    if connection.connection is None:
+        connection.needs_rollback = False
+        return
+    try:
+        if (
+            connection.in_atomic_block
+            or connection.savepoint_ids
+            or not connection.get_autocommit()
+        ):
+            _leave_transaction(connection)
+        broken = connection.errors_occurred and not connection.is_usable()
+    except Exception:  # a connection in an unknown state is replaced, whatever it complains about
+        broken = True
+    connection.errors_occurred = False
+    if broken or session_changed:
+        close(connection)
+
+
+def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
+    connection.in_atomic_block = False
+    connection.savepoint_ids = []
+    connection.atomic_blocks = []
+    connection.run_on_commit = []
+    connection.needs_rollback = False
+    connection.rollback()
+    connection.set_autocommit(True)
+
+
+def close(connection: BaseDatabaseWrapper) -> None:
+    """Close ``connection`` in whatever state it is; the next query opens a new one."""
+    connection.in_atomic_block = False
+    connection.savepoint_ids = []
+    connection.needs_rollback = False
+    connection.closed_in_transaction = False
+    try:
+        connection.close()
+    except Exception:
+        logger.debug("Closing a broken connection failed.", exc_info=True)
+        connection.connection = None
+
+
+def close_all() -> None:
+    """Close every connection of this thread."""
+    for connection in connections.all(initialized_only=True):
+        close(connection)
+
+
+def _signal_handlers() -> dict[signal.Signals, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,0 +1,234 @@
+"""Run the handler of one claimed job and turn whatever happens into an outcome. Writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import time
+import traceback
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections
+
+from django_forgejobs import backoff, conf, faults, payloads
+from django_forgejobs.exceptions import JobError, PermanentError, Retry, Snooze
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.states import BURY, COMPLETE, FAIL, RELEASE, RETRY, SNOOZE
+
+if TYPE_CHECKING:
+    from django_forgejobs.context import JobContext
+    from django_forgejobs.models import Job
+    from django_forgejobs.registry import Definition
+
+ERROR_CHARACTERS = 2000
+TRACEBACK_CHARACTERS = 4000
+_FRAMES = 15  # of each end of a deep traceback
+_CAUSES = 5
+
+#: Seconds before a job that an outage released is due again.
+OUTAGE_DELAY = 5.0
+
+
+def execute(job: Job, definition: Definition | None, context: JobContext, *, db: str) -> Outcome:
+    """Run ``job`` and return its outcome; never raises, whatever the handler raises.
+
+    The handler runs in a copy of the current context, so nothing it sets there reaches the next job. If
+    the process dies inside, the row is still ``running`` and its lease will end.
+    """
+    if definition is None:
+        return unknown_type(job)
+    started = time.monotonic()
+    try:
+        value = contextvars.copy_context().run(_call, definition, job, context)
+    except BaseException as error:
+        return _failure(job, definition, error, time.monotonic() - started, db)
+    seconds = time.monotonic() - started
+    if value is None:
+        return Outcome(job, COMPLETE, seconds=seconds)
+    try:
+        limit = conf.current().PAYLOAD_MAX_BYTES
+        text = payloads.dumps(value, name="result", max_bytes=limit)
+    except JobError as error:
+        return Outcome(job, COMPLETE, seconds=seconds).unstorable(error)
+    return Outcome(job, COMPLETE, result=text, seconds=seconds)
+
+
+def unknown_type(job: Job) -> Outcome:
+    """Return the outcome of a job for whose type an explicit ``handlers`` has no function."""
+    text = f'Unknown type: no handler is registered for "{job.type}". Register it, then requeue the job.'
+    return Outcome(job, FAIL, error=text, facts={"reason": text})
+
+
+def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
+    """Return the outcome of a job that has not come back ``seconds`` after its start."""
+    text = (
+        f"Timeout: the handler was still running {seconds:.1f} s after its start (limit {definition.timeout:g} s) "
+        "and did not react to context.should_stop."
+    )
+    error = TimeoutError(text)
+    return _attempt_failed(job, definition, error, seconds, text=text)
+
+
+def released(job: Job, reason: str, *, delay: float = 1.0) -> Outcome:
+    """Return the outcome of a job whose worker stops before the handler is through."""
+    return Outcome(job, RELEASE, delay=delay, facts={"reason": reason})
+
+
+def _call(definition: Definition, job: Job, context: JobContext) -> Any:
+    offered = {"claim_token": job.claim_token, "context": context}
+    extra = {name: offered[name] for name in definition.wants}
+    if inspect.iscoroutinefunction(definition.handler):
+        return _call_async(definition.handler(job.payload, **extra), context)
+    value = definition.handler(job.payload, **extra)
+    return _call_async(value, context) if inspect.isawaitable(value) else value
+
+
+def _call_async(awaitable: Any, context: JobContext) -> Any:
+    """Run ``awaitable`` on a loop of its own.
+
+    ``async_to_sync`` runs its ``sync_to_async`` parts (the ORM) on this very thread, hence on this
+    thread's connection: two async jobs never share a transaction.
+    """
+
+    async def run() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        context.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return await awaitable
+        finally:
+            context.on_stop = None
+
+    return async_to_sync(run)()
+
+
+def _failure(
+    job: Job, definition: Definition, error: BaseException, seconds: float, db: str
+) -> Outcome:
+    if isinstance(error, Snooze):
+        return _said(job, definition, error, seconds)
+    if isinstance(error, Retry):
+        return _said(job, definition, error, seconds)
+    if isinstance(error, PermanentError):
+        return Outcome(
+            job, FAIL, error=describe(error), facts=_facts(error), exception=error, seconds=seconds
+        )
+    charged = _attempt_failed(job, definition, error, seconds)
+    if faults.is_outage(error) and not _reachable(db):
+        facts = {**_facts(error), "reason": "the queue's database was out of reach", "outage": True}
+        return Outcome(
+            job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged
+        )
+    return charged
+
+
+def _said(job: Job, definition: Definition, word: Retry | Snooze, seconds: float) -> Outcome:
+    """Carry out ``Retry`` and ``Snooze``; an ``in_`` that is no duration is the handler's bug."""
+    try:
+        delay = None if word.in_ is None else conf.seconds(word.in_)
+    except ValueError as error:
+        wrong = ValueError(f"{type(word).__name__}(in_={word.in_!r}): {error}")
+        return _attempt_failed(job, definition, wrong, seconds)
+    if isinstance(word, Snooze):
+        return Outcome(job, SNOOZE, delay=delay, facts={"reason": str(word)}, seconds=seconds)
+    return _attempt_failed(job, definition, word, seconds, delay=delay)
+
+
+def _attempt_failed(
+    job: Job,
+    definition: Definition,
+    error: BaseException,
+    seconds: float,
+    *,
+    delay: float | None = None,
+    text: str | None = None,
+) -> Outcome:
+    text = describe(error) if text is None else text
+    if job.attempts >= job.max_attempts:
+        return Outcome(job, BURY, error=text, facts=_facts(error), exception=error, seconds=seconds)
+    if delay is None:
+        fallback = conf.current().BACKOFF
+        policy = fallback if definition.backoff is None else definition.backoff
+        delay = backoff.delay(policy, job.attempts, error, fallback=fallback)
+    return Outcome(
+        job, RETRY, delay=delay, error=text, facts=_facts(error), exception=error, seconds=seconds
+    )
+
+
+def _reachable(db: str) -> bool:
+    """Probe the queue's database on this thread's own connection, the one that the handler had.
+
+    Cut connections count as an outage even when a new one could be had: it was not the handler's doing.
+    """
+    connection = connections[db]
+    try:
+        if connection.connection is None:
+            connection.ensure_connection()
+        return connection.is_usable()
+    except Exception:
+        return False
+
+
+# --- Errors in words: bounded, and always storable -----------------------------------------------
+
+
+def class_path(error: BaseException) -> str:
+    """Return ``module.Class`` of ``error``; text only, nothing is imported by it later."""
+    kind = type(error)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return payloads.storable(path.removeprefix("builtins."), 200)
+
+
+def describe(error: BaseException) -> str:
+    """Return class and message of ``error``, at most ``ERROR_CHARACTERS``, also if ``str()`` of it raises."""
+    try:
+        message = str(error)
+    except BaseException as wrong:
+        message = f"<its message cannot be shown: {class_path(wrong)}>"
+    path = class_path(error)
+    return payloads.storable(f"{path}: {_ends(message)}" if message else path, ERROR_CHARACTERS)
+
+
+def _facts(error: BaseException) -> dict[str, Any]:
+    return {
+        "error": class_path(error),
+        "message": describe(error),
+        "traceback": payloads.storable(_traceback(error), TRACEBACK_CHARACTERS),
+    }
+
+
+def _traceback(error: BaseException) -> str:
+    """Format the traceback and its causes without ever holding an unbounded text or a 100,000-frame list."""
+    parts: deque[str] = deque()
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen and len(seen) < _CAUSES:
+        seen.add(id(link))
+        parts.appendleft(f"{_frames(link.__traceback__)}{describe(link)}\n")
+        cause = link.__cause__
+        link = cause if cause is not None or link.__suppress_context__ else link.__context__
+    return "\ncaused\n\n".join(parts)
+
+
+def _frames(tb: TracebackType | None) -> str:
+    head: list[Any] = []
+    tail: deque[Any] = deque(maxlen=_FRAMES)
+    count = 0
+    while tb is not None:
+        (head.append if len(head) < _FRAMES else tail.append)((tb.tb_frame, tb.tb_lineno))
+        count += 1
+        tb = tb.tb_next
+    lines = traceback.format_list(traceback.StackSummary.extract(iter(head)))
+    if hidden := count - len(head) - len(tail):
+        lines.append(f"  … {hidden:,} frames more …\n")
+    return "".join(lines + traceback.format_list(traceback.StackSummary.extract(iter(tail))))
+
+
+def _ends(text: str) -> str:
+    """Cut ``text`` before anything copies it: a message of 200 MB must not cost 200 MB again."""
+    keep = ERROR_CHARACTERS * 2
+    return text if len(text) <= keep else payloads.storable(text, keep)

@@ -1,0 +1,1 @@
+"""Why is this job where it is? ``reasons`` asks the predicates that the claim and the reaper use."""

@@ -1,0 +1,500 @@
+"""Predicates, and every transition of a job: nothing else in the project writes ``status``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError, models, transaction
+from django.db.models import CharField, F, Q, Value
+from django.db.models.functions import Cast, Concat, Now
+from django.db.models.lookups import GreaterThanOrEqual
+
+from django_forgejobs import conf, faults, intake, signals, sql
+from django_forgejobs.dialect import AfterSeconds, Literal, ServerStarted, Zero
+from django_forgejobs.exceptions import JobError
+from django_forgejobs.outcomes import Outcome, Settlement
+from django_forgejobs.payloads import StrictEncoder
+from django_forgejobs.sql import Suspects
+from django_forgejobs.states import (
+    BURY,
+    CANCEL,
+    COMPLETE,
+    FAIL,
+    RECLAIM,
+    RECLAIM_DEAD,
+    RELEASE,
+    RENEW,
+    REQUEUE,
+    RETRY,
+    RUN_NOW,
+    SNOOZE,
+    Move,
+)
+
+if TYPE_CHECKING:
+    from django_forgejobs.models import Job
+
+logger = logging.getLogger("django_forgejobs")
+
+#: Rows of one INSERT, and of one reclaiming statement.
+INSERT_ROWS = 2000
+RECLAIM_ROWS = 100
+
+#: An outage may release a job this often in a row before it is charged as an attempt.
+OUTAGES_FORGIVEN = 10
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """The predicates. The claim, the reaper and ``explain`` all ask these."""
+
+    def ready(self) -> JobQuerySet:
+        """Jobs that may be claimed now."""
+        return self.filter(status=Literal("ready"), run_at__lte=Now())
+
+    def running(self) -> JobQuerySet:
+        """Jobs that a worker holds."""
+        return self.filter(status=Literal("running"))
+
+    def expired(self) -> JobQuerySet:
+        """Running jobs whose worker is taken for dead.
+
+        A server that has just started could not take heartbeats while it was down: claims older than
+        its start get one heartbeat more, so that an outage costs no live worker its job.
+        """
+        heartbeat = conf.current().HEARTBEAT
+        return self.running().filter(
+            Q(started_at__isnull=True)
+            | Q(started_at__gte=ServerStarted())
+            | Q(GreaterThanOrEqual(Now(), AfterSeconds(Value(heartbeat), since=ServerStarted()))),
+            locked_until__lt=Now(),
+        )
+
+    def suspects(
+        self, queues: Collection[str] | None = None, types: Collection[str] | None = None
+    ) -> JobQuerySet:
+        """Jobs due that have cost a worker its life, in claim order."""
+        found = self.ready().filter(lease_expirations__gt=Zero())
+        if queues is not None:
+            found = found.filter(queue__in=queues)
+        if types is not None:
+            found = found.filter(type__in=types)
+        return found.order_by("-priority", "run_at", "pk")
+
+
+class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
+    """The one writer of ``status``. Each move is one guarded UPDATE whose answer is read."""
+
+    def alias(self, db: str | None) -> str:
+        """Return the alias of the queue's database; reads go there too, never to a replica."""
+        return db or self._db or conf.current().DATABASE
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def enqueue(
+        self, type: str, payload: Any = None, *, db: str | None = None, **options: Any
+    ) -> Job:
+        """Insert a job and return it; with a known ``idempotency_key``, return the job that has it.
+
+        Part of the caller's transaction. Options and errors are those of ``queue.enqueue``.
+        """
+        return self._insert([intake.row(type, payload, **options)], self.alias(db))[0]
+
+    def enqueue_many(
+        self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None
+    ) -> list[Job]:
+        """Insert many jobs, all or none; return them in input order."""
+        alias = self.alias(db)
+        rows = intake.rows(jobs)
+        with transaction.atomic(using=alias):
+            return self._insert(rows, alias)
+
+    def _insert(self, rows: Sequence[Mapping[str, Any]], db: str) -> list[Job]:
+        placed: dict[int, Job] = {}
+        by_key: dict[str, list[int]] = defaultdict(list)
+        keyless = []
+        for index, row in enumerate(rows):
+            if row["idempotency_key"] is None:
+                keyless.append(index)
+            else:
+                by_key[row["idempotency_key"]].append(index)
+        for chunk in _chunks(keyless, INSERT_ROWS):
+            inserted = sql.insert(db, [rows[index] for index in chunk])
+            placed |= zip(chunk, inserted, strict=True)
+        new = set(placed.values())
+        # In sorted order, so that two callers with the same keys cannot deadlock.
+        for keys in _chunks(sorted(by_key), INSERT_ROWS):
+            found = self._insert_keyed({key: rows[by_key[key][0]] for key in keys}, db, new)
+            for key in keys:
+                for index in by_key[key]:
+                    if found[key].type != rows[index]["type"]:
+                        raise JobError(
+                            f'idempotency_key {key!r} belongs to job {found[key].pk} of type "{found[key].type}", '
+                            f'not "{rows[index]["type"]}". Put the type into the key.'
+                        )
+                    placed[index] = found[key]
+        self._announce_enqueued(new, db)
+        return [placed[index] for index in range(len(rows))]
+
+    def _insert_keyed(
+        self, rows: Mapping[str, Mapping[str, Any]], db: str, new: set[Job]
+    ) -> dict[str, Job]:
+        found: dict[str, Job] = {}
+        # More than one round only if a key's row is archived between our INSERT and our SELECT.
+        while missing := [key for key in rows if key not in found]:
+            for job in sql.insert(db, [rows[key] for key in missing]):
+                found[str(job.idempotency_key)] = job
+                new.add(job)
+            rivals = [key for key in missing if key not in found]
+            for job in self.using(db).filter(idempotency_key__in=rivals) if rivals else ():
+                found[str(job.idempotency_key)] = job
+        return found
+
+    def _announce_enqueued(self, jobs: Collection[Job], db: str) -> None:
+        if signals.enqueued.receivers and jobs:
+            transaction.on_commit(
+                lambda: [signals.send(signals.enqueued, job=job) for job in jobs] and None,
+                using=db,
+                robust=True,
+            )
+
+    # --- claim -----------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        limit: int = 1,
+        *,
+        worker: str,
+        queues: Collection[str] | None = None,
+        types: Collection[str] | None = None,
+        suspects: Suspects = Suspects.LAST,
+        lease: float | None = None,
+        db: str | None = None,
+    ) -> list[Job]:
+        """Take up to ``limit`` due jobs for ``worker`` and return them in claim order.
+
+        The only door out of ``ready``. ``queues`` and ``types`` of None mean all. Each job gets a token
+        of its own and ``lease`` seconds. If the process dies after this, the lease runs out and the reaper
+        puts the job back; if the answer is lost, ``held_by`` finds the jobs.
+        """
+        if limit < 1 or (types is not None and not types) or (queues is not None and not queues):
+            return []
+        alias = self.alias(db)
+        statement = sql.claim(
+            alias,
+            limit,
+            None if queues is None else tuple(sorted(queues)),
+            None if types is None else tuple(sorted(types)),
+            suspects,
+            worker,
+            conf.current().LEASE if lease is None else lease,
+        )
+        return sorted(
+            sql.run(alias, statement), key=lambda job: (-job.priority, job.run_at, job.pk)
+        )
+
+    def held_by(self, worker: str, *, db: str | None = None) -> list[Job]:
+        """Return the running jobs of one start of a worker: how a claim in doubt is found again."""
+        return list(self.using(self.alias(db)).running().filter(locked_by=worker).order_by("pk"))
+
+    def renew(
+        self, claims: Mapping[int, uuid.UUID], *, lease: float | None = None, db: str | None = None
+    ) -> set[uuid.UUID]:
+        """Extend the leases of ``claims`` (token by job id); return the tokens that are still current.
+
+        Rows locked by somebody are not taken for lost: they are asked about without a lock.
+        """
+        alias = self.alias(db)
+        tokens = set(claims.values())
+        mine = self.using(alias).running().filter(pk__in=list(claims), claim_token__in=tokens)
+        seconds = conf.current().LEASE if lease is None else lease
+        values = {**sql.assignments(RENEW), "locked_until": AfterSeconds(Value(seconds))}
+        renewed = {job.claim_token for job in sql.move(mine, values, returning=["claim_token"])}
+        if renewed != tokens:
+            renewed |= set(mine.values_list("claim_token", flat=True))
+        return renewed
+
+    def heartbeat(self, claim_token: uuid.UUID, *, db: str | None = None) -> bool:
+        """Extend one lease; return whether the claim is current. In a worker, ask ``queue.heartbeat``."""
+        alias = self.alias(db)
+        found = self.using(alias).running().filter(claim_token=claim_token)
+        pk = found.values_list("pk", flat=True).first()
+        return pk is not None and bool(self.renew({pk: claim_token}, db=alias))
+
+    # --- finish ----------------------------------------------------------------------------------
+
+    def finish(self, outcomes: Sequence[Outcome], *, db: str | None = None) -> Settlement:
+        """Write how claims ended, each fenced by its token; return what became of each.
+
+        One bad or locked row spoils no other. An outage is reported, not raised: what it left open is
+        ``waiting``. If the process dies before, the lease runs out and the job runs again.
+        """
+        alias = self.alias(db)
+        settlement = Settlement()
+        groups: dict[Move, list[Outcome]] = defaultdict(list)
+        try:
+            for outcome in self._forgiven(outcomes, alias):
+                groups[outcome.move].append(outcome)
+        except DatabaseError as error:
+            if not faults.is_outage(error) and not faults.is_again(error):
+                raise
+            return Settlement(waiting=list(outcomes), outage=error)
+        for move in list(groups):
+            self._finish_group(move, groups[move], alias, settlement)
+        return settlement
+
+    def _finish_group(
+        self, move: Move, group: Sequence[Outcome], db: str, settlement: Settlement
+    ) -> None:
+        if settlement.outage is not None:
+            settlement.waiting += group
+            return
+        try:
+            moved = {job.pk for job in sql.finish(db, move, [_row(outcome) for outcome in group])}
+            missing = [outcome for outcome in group if outcome.job.pk not in moved]
+            lost, waiting = self._missed(move, missing, db) if missing else (set(), set())
+        except DatabaseError as error:
+            if faults.is_outage(error) or faults.is_again(error):
+                settlement.outage = error
+                settlement.waiting += group
+            elif len(group) > 1:
+                for outcome in group:
+                    self._finish_group(move, [outcome], db, settlement)
+            elif group[0].result is not None:
+                self._finish_group(FAIL, [group[0].unstorable(error)], db, settlement)
+            else:
+                logger.exception(
+                    "The end of %s could not be written; its lease will run out.", group[0].job
+                )
+                settlement.lost.append(group[0])
+            return
+        for outcome in group:
+            if outcome.job.pk in lost:
+                settlement.lost.append(outcome)
+                signals.send(signals.lost, job=outcome.job, attempted=move.name)
+            elif outcome.job.pk in waiting:
+                settlement.waiting.append(outcome)
+            else:
+                settlement.accepted.append(outcome)
+                _tell(outcome)
+
+    def _missed(self, move: Move, missing: Sequence[Outcome], db: str) -> tuple[set[int], set[int]]:
+        """Sort rows that the UPDATE did not change into (lost, locked by somebody).
+
+        In neither: what an earlier try wrote although its answer never arrived.
+        """
+        now = self.using(db).in_bulk([outcome.job.pk for outcome in missing])
+        lost, waiting = set(), set()
+        for outcome in missing:
+            row = now.get(outcome.job.pk)
+            if row is not None and row.claim_token == outcome.job.claim_token:
+                waiting.add(outcome.job.pk)
+            elif (
+                row is None
+                or row.claims != outcome.job.claims
+                or row.status != move.target
+                or row.locked_by != outcome.job.locked_by
+            ):
+                lost.add(outcome.job.pk)
+        return lost, waiting
+
+    def _forgiven(self, outcomes: Sequence[Outcome], db: str) -> list[Outcome]:
+        """Replace a release by its charge where outages have released the job too often in a row."""
+        doubtful = [outcome.job.pk for outcome in outcomes if outcome.charged is not None]
+        if not doubtful:
+            return list(outcomes)
+        histories = dict(self.using(db).filter(pk__in=doubtful).values_list("pk", "history"))
+        return [
+            outcome.charged
+            if outcome.charged is not None
+            and _outages(histories.get(outcome.job.pk, ())) >= OUTAGES_FORGIVEN
+            else outcome
+            for outcome in outcomes
+        ]
+
+    # --- reclaim ---------------------------------------------------------------------------------
+
+    def reclaim_batch(self, *, after: int = 0, db: str | None = None) -> tuple[list[Job], int]:
+        """Put back, or bury, a batch of jobs whose leases ran out; return them and where to go on.
+
+        The second value is the id to pass as ``after``, or 0 when there is nothing more. The whole
+        condition is part of the UPDATE, so a job renewed, finished or claimed again meanwhile stays as it is.
+        A row that the database refuses to change is logged and passed over.
+        """
+        alias = self.alias(db)
+        batch = list(
+            self.using(alias)
+            .expired()
+            .filter(pk__gt=after)
+            .order_by("pk")
+            .values_list("pk", "claim_token")[:RECLAIM_ROWS]
+        )
+        moved = self._each(batch, lambda pairs: self._reclaim(pairs, alias))
+        for job in moved:
+            signals.send(signals.reclaimed, job=job, error=job.last_error)
+            if job.finished_at is not None:
+                signals.send(signals.dead, job=job, error=job.last_error, exception=None)
+        return moved, batch[-1][0] if len(batch) == RECLAIM_ROWS else 0
+
+    def _reclaim(self, pairs: Sequence[tuple[int, Any]], db: str) -> list[Job]:
+        limit = conf.current().MAX_LEASE_EXPIRATIONS
+        ids, tokens = [pk for pk, _ in pairs], [token for _, token in pairs]
+        expired = self.using(db).expired().filter(pk__in=ids, claim_token__in=tokens).order_by("pk")
+        died = Concat(
+            Value("Its worker died: the lease of claim "),
+            Cast(F("claims"), CharField()),
+            Value(", held by "),
+            F("locked_by"),
+            Value(", ran out (expiration "),
+            Cast(F("lease_expirations") + Value(1), CharField()),
+            Value(f" of {limit})."),
+            output_field=models.TextField(),
+        )
+        facts = Value('{"reason": "lease expired"}')
+        moved: list[Job] = []
+        for move, which in (
+            (RECLAIM, Q(lease_expirations__lt=limit - 1)),
+            (RECLAIM_DEAD, Q(lease_expirations__gte=limit - 1)),
+        ):
+            values = sql.assignments(move, error=died, facts=facts)
+            values["lease_expirations"] = F("lease_expirations") + Value(1)
+            moved += sql.move(expired.filter(which), values)
+        return moved
+
+    def fail_unserved(self, type: str, *, grace: float, db: str | None = None) -> list[Job]:
+        """End as ``failed`` the jobs of a type that no worker serves and that are due for ``grace`` seconds."""
+        alias = self.alias(db)
+        text = (
+            f'Unknown type: no worker has announced "{type}" for {grace:g} s. Is it registered by the jobs.py '
+            "of an installed app, and does a worker run that code? Then requeue."
+        )
+        values = sql.assignments(FAIL, error=Value(text), facts=Value(json.dumps({"reason": text})))
+        due = self.using(alias).ready().filter(type=type, run_at__lte=AfterSeconds(Value(-grace)))
+        failed: list[Job] = []
+        while moved := sql.move(due.order_by("pk")[:RECLAIM_ROWS], values):
+            failed += moved
+        for job in failed:
+            signals.send(signals.failed, job=job, error=text, exception=None)
+        return failed
+
+    # --- by hand ---------------------------------------------------------------------------------
+
+    def cancel(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
+        """Call off a ready or running job; return whether this call did it.
+
+        A running handler is told at its next heartbeat; its effects may still happen, its finish is refused.
+        """
+        return self._by_hand(CANCEL, job, by, signals.cancelled, db)
+
+    def requeue(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
+        """Give a failed, dead or cancelled job a fresh set of attempts, due now; return whether it was."""
+        return self._by_hand(REQUEUE, job, by, signals.requeued, db)
+
+    def run_now(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
+        """Make a waiting job due now; return whether this call did it."""
+        return self._by_hand(RUN_NOW, job, by, None, db, run_at__gt=Now())
+
+    def _by_hand(
+        self, move: Move, job: Job | int, by: str, signal: Any, db: str | None, **also: Any
+    ) -> bool:
+        alias = self.alias(db)
+        pk = job if isinstance(job, int) else job.pk
+        facts = Value(json.dumps({"by": by} if by else {}, cls=StrictEncoder))
+        sources = [status.value for status in move.sources]
+        candidates = self.using(alias).filter(pk=pk, status__in=sources, **also)
+        moved = sql.move(candidates, sql.assignments(move, facts=facts), skip_locked=False)
+        for row in moved:
+            if signal is not None:
+                signals.send(signal, job=row, by=by)
+        return bool(moved)
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def pending_count(self, *, queue: str = "default", db: str | None = None) -> int:
+        """Count the ready jobs of ``queue``, future ones included."""
+        return self.using(self.alias(db)).filter(status=Literal("ready"), queue=queue).count()
+
+    def _each(self, rows: Sequence[Any], write: Callable[[Sequence[Any]], list[Job]]) -> list[Job]:
+        """Write ``rows`` together, or one by one when one of them makes the statement fail."""
+        try:
+            return write(rows) if rows else []
+        except DatabaseError as error:
+            if faults.is_outage(error):
+                raise
+            if len(rows) == 1:
+                logger.exception("Job %s could not be changed; it is passed over.", rows[0][0])
+                return []
+            return [job for row in rows for job in self._each([row], write)]
+
+
+class AnnouncedTypeManager(models.Manager[Any]):
+    """Which types the living workers serve."""
+
+    def announce(self, types: Iterable[str], *, grace: float, db: str) -> None:
+        """Say that ``types`` are served now; an announcement older than ``grace`` begins anew."""
+        cutoff = AfterSeconds(Value(-grace))
+        names = sorted(set(types))
+        self.using(db).filter(type__in=names, seen_at__lt=cutoff).update(since=Now())
+        self.using(db).bulk_create(
+            [self.model(type=name, since=Now(), seen_at=Now()) for name in names],
+            update_conflicts=True,
+            unique_fields=["type"],
+            update_fields=["seen_at"],
+        )
+
+    def unserved(self, types: Iterable[str], *, grace: float, db: str) -> list[str]:
+        """Return those of ``types`` that nobody has announced for ``grace`` seconds.
+
+        None at all while no worker has been announcing for that long: when every worker is down, or has
+        just come back, silence says nothing about a type.
+        """
+        recent = self.using(db).filter(seen_at__gte=AfterSeconds(Value(-grace)))
+        if not recent.filter(since__lte=AfterSeconds(Value(-grace))).exists():
+            return []
+        return sorted(set(types) - set(recent.values_list("type", flat=True)))
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": outcome.job.pk,
+        "claim_token": outcome.job.claim_token,
+        "delay": outcome.delay,
+        "error": outcome.error,
+        "facts": json.dumps(outcome.facts, cls=StrictEncoder) if outcome.facts else None,
+        "result": outcome.result,
+    }
+
+
+def _tell(outcome: Outcome) -> None:
+    job, error, exception = outcome.job, outcome.error, outcome.exception
+    if outcome.move is COMPLETE:
+        signals.send(signals.done, job=job, seconds=outcome.seconds)
+    elif outcome.move is RETRY:
+        signals.send(
+            signals.retried, job=job, error=error, delay=outcome.delay, exception=exception
+        )
+    elif outcome.move in (BURY, FAIL):
+        signal = signals.dead if outcome.move is BURY else signals.failed
+        signals.send(signal, job=job, error=error, exception=exception)
+    elif outcome.move is SNOOZE:
+        signals.send(signals.snoozed, job=job, delay=outcome.delay)
+    elif outcome.move is RELEASE:
+        signals.send(signals.released, job=job, reason=outcome.facts.get("reason", ""))
+
+
+def _outages(history: Sequence[Mapping[str, Any]]) -> int:
+    """Count the entries at the end of ``history`` that an outage wrote."""
+    count = 0
+    for entry in reversed(history):
+        if not entry.get("outage"):
+            break
+        count += 1
+    return count
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

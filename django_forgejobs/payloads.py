@@ -1,0 +1,136 @@
+"""What may be stored as JSON, written so that both databases give it back equal; and how any text is
+made storable.
+
+PostgreSQL's jsonb refuses NUL, lone surrogates and NaN where SQLite takes them, and reads 1.2345e25 as
+an integer: what is refused or written here is so on both, so that a test on SQLite does not lie.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from json.encoder import encode_basestring
+from typing import Any
+
+from django_forgejobs.exceptions import JobError
+
+MAX_DEPTH = 100
+_MAX_INT_DIGITS = 4000
+
+
+def dumps(value: Any, *, name: str = "payload", max_bytes: int | None = None) -> str:
+    """Return ``value`` as strict JSON text.
+
+    Raises ``JobError`` that names the path of the first bad value, as in ``payload["to"][2]``, and the
+    remedy; or the size in bytes when the text is longer than ``max_bytes``. Tuples become lists.
+    """
+    parts: list[str] = []
+    _write(value, name, 0, parts.append)
+    text = "".join(parts)
+    if max_bytes is not None and (size := len(text.encode())) > max_bytes:
+        raise JobError(
+            f"{name} is {size:,} bytes of JSON, more than PAYLOAD_MAX_BYTES ({max_bytes:,}). Store the data "
+            "elsewhere and pass its key, or raise FORGEJOBS['PAYLOAD_MAX_BYTES']."
+        )
+    return text
+
+
+class StrictEncoder(json.JSONEncoder):
+    """The encoder of the JSON columns: a row saved by ORM or admin obeys the same rules."""
+
+    def encode(self, o: Any) -> str:
+        """Return strict JSON text, or raise ``JobError``."""
+        return dumps(o, name="value")
+
+
+def _write(value: Any, path: str, depth: int, write: Any) -> None:
+    # Exact types: a subclass (an enum, a SafeString, a QueryDict) would come back as something else.
+    kind = type(value)
+    if kind is str:
+        write(encode_basestring(check_text(value, path)))
+    elif value is None:
+        write("null")
+    elif kind is bool:
+        write("true" if value else "false")
+    elif kind is int:
+        write(_integer(value, path))
+    elif kind is float:
+        write(_float(value, path))
+    elif depth >= MAX_DEPTH and kind in (dict, list, tuple):
+        raise JobError(f"{path} is nested deeper than {MAX_DEPTH} levels; flatten it.")
+    elif kind is dict:
+        _write_object(value, path, depth, write)
+    elif kind in (list, tuple):
+        for index, item in enumerate(value):
+            write("," if index else "[")
+            _write(item, f"{path}[{index}]", depth + 1, write)
+        write("]" if value else "[]")
+    else:
+        raise JobError(
+            f"{path} is {kind.__module__}.{kind.__qualname__}, which JSON cannot give back as it was. "
+            "Convert it first: str(…), int(…), list(…), .isoformat() or its primary key."
+        )
+
+
+def _write_object(value: dict[Any, Any], path: str, depth: int, write: Any) -> None:
+    for index, (key, item) in enumerate(value.items()):
+        if type(key) is not str:
+            raise JobError(
+                f"{path} has the key {key!r} ({type(key).__name__}); JSON keys are strings. "
+                "Convert it with str(…), or pass a list of pairs."
+            )
+        write("," if index else "{")
+        write(encode_basestring(check_text(key, f"a key of {path}")))
+        write(":")
+        _write(item, f"{path}[{_shown(key)}]", depth + 1, write)
+    write("}" if value else "{}")
+
+
+def _integer(value: int, path: str) -> str:
+    if value.bit_length() > _MAX_INT_DIGITS * 3:
+        raise JobError(
+            f"{path} is an integer of more than {_MAX_INT_DIGITS:,} digits; pass it as a string."
+        )
+    return int.__repr__(value)
+
+
+def _float(value: float, path: str) -> str:
+    if not math.isfinite(value):
+        raise JobError(f"{path} is {value!r}, which JSON does not have. Pass None or a string.")
+    text = float.__repr__(value)
+    if "e" in text:
+        text = format(Decimal(text), "f")
+    return text if "." in text else text + ".0"
+
+
+def check_text(text: str, path: str) -> str:
+    """Return ``text``; raise ``JobError`` when a database would refuse it (NUL, lone surrogate)."""
+    if "\0" in text:
+        raise JobError(
+            f"{path} contains a NUL character, which PostgreSQL cannot store. Remove it."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JobError(
+            f"{path} contains a lone surrogate ({text[error.start]!a}), as os.fsdecode() makes them of "
+            "undecodable bytes. Encode it (base64) or replace it."
+        ) from None
+    return text
+
+
+def storable(text: str, limit: int) -> str:
+    """Return ``text`` made fit for any text or JSON column: never raises, at most ``limit`` characters.
+
+    What is too long keeps its head and its tail and says how much is missing.
+    """
+    if len(text) > limit:
+        cut = f" … [{len(text) - limit:,} characters cut] … "
+        keep = max(limit - len(cut), 2)
+        text = text[: keep - keep // 3] + cut + text[len(text) - keep // 3 :]
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def _shown(key: str) -> str:
+    return json.dumps(key if len(key) <= 40 else key[:40] + "…", ensure_ascii=False)

@@ -1,0 +1,42 @@
+"""One tick: put back what dead workers held, and fail what nobody serves. Holds no state: killed anywhere,
+the next tick does the rest; two at once share the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django_forgejobs import conf, sql
+from django_forgejobs.models import AnnouncedType, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick did, in numbers of jobs."""
+
+    put_back: int = 0
+    buried: int = 0
+    unserved: int = 0
+
+
+def tick(db: str, *, stop: Callable[[], bool] = lambda: False) -> Tick:
+    """Reclaim every expired lease, in batches with a commit each, then sweep types that nobody serves."""
+    reclaimed: list[Job] = []
+    after, more = 0, True
+    while more and not stop():
+        moved, after = Job.objects.reclaim_batch(after=after, db=db)
+        reclaimed += moved
+        more = after > 0
+    buried = sum(job.finished_at is not None for job in reclaimed)
+    return Tick(len(reclaimed) - buried, buried, sweep(db))
+
+
+def sweep(db: str) -> int:
+    """Fail the jobs whose type nobody has announced for ``UNKNOWN_TYPE_GRACE``; return how many."""
+    grace = conf.current().UNKNOWN_TYPE_GRACE
+    unserved = AnnouncedType.objects.unserved(sql.ready_types(db), grace=grace, db=db)
+    return sum(len(Job.objects.fail_unserved(type_, grace=grace, db=db)) for type_ in unserved)

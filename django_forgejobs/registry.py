@@ -1,0 +1,185 @@
+"""``@job``: handlers and their policies, by name. Filled by the ``jobs.py`` of installed apps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from django_forgejobs import conf
+from django_forgejobs.backoff import Policy
+from django_forgejobs.exceptions import JobError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How jobs of one type are run. ``None`` means the project's default.
+
+    ``timeout`` is seconds; ``wants`` the extra arguments among ``claim_token`` and ``context`` that the
+    handler's signature asks for.
+    """
+
+    type: str
+    handler: Callable[..., Any]
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    timeout: float | None = None
+    backoff: Policy | None = None
+    wants: frozenset[str] = frozenset()
+
+
+class Handler(Generic[P, R]):
+    """What ``@job`` makes of a function: still callable, with ``.enqueue()`` beside it."""
+
+    def __init__(self, function: Callable[P, R], definition: Definition) -> None:
+        self.function = function
+        self.definition = definition
+        self.__wrapped__ = function
+        self.__name__ = getattr(function, "__name__", definition.type)
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<job {self.definition.type!r}: {self.__module__}.{self.__qualname__}>"
+
+    def enqueue(self, payload: Any = None, **options: Any) -> int:
+        """Enqueue a job of this type; the arguments and the answer are those of ``enqueue``."""
+        from django_forgejobs.queue import enqueue
+
+        return enqueue(self.definition.type, payload, **options)
+
+    async def aenqueue(self, payload: Any = None, **options: Any) -> int:
+        """Like ``enqueue``, from async code."""
+        from django_forgejobs.queue import aenqueue
+
+        return await aenqueue(self.definition.type, payload, **options)
+
+
+_definitions: dict[str, Definition] = {}
+
+
+@overload
+def job(type_: Callable[P, R], /) -> Handler[P, R]: ...
+@overload
+def job(
+    type_: str,
+    /,
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    timeout: float | timedelta | None = None,
+    backoff: Policy | Mapping[str, float] | timedelta | None = None,
+) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
+def job(type_: Any, /, **policy: Any) -> Any:
+    """Register the decorated function as the handler of jobs called ``type_``.
+
+    ``queue``, ``priority`` and ``max_attempts`` are what ``enqueue`` uses when it is not told;
+    ``timeout`` is seconds; ``backoff`` is seconds, a dict like ``FORGEJOBS["BACKOFF"]`` or a callable of
+    (attempt, error) that returns seconds. Raises ``JobError`` for a name that another function has.
+    """
+    if not isinstance(type_, str):
+        raise JobError(f'@job needs a name: @job("app.{getattr(type_, "__name__", "task")}").')
+
+    def decorate(function: Callable[P, R]) -> Handler[P, R]:
+        definition = define(type_, function, **policy)
+        known = _definitions.get(type_)
+        if known is not None and _origin(known.handler) != _origin(function):
+            raise JobError(
+                f'Job type "{type_}" is registered twice: by {_origin(known.handler)} and by '
+                f"{_origin(function)}. Give one of them another name."
+            )
+        _definitions[type_] = definition
+        return Handler(function, definition)
+
+    return decorate
+
+
+def define(
+    type_: str,
+    function: Callable[..., Any],
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    timeout: float | timedelta | None = None,
+    backoff: Any = None,
+) -> Definition:
+    """Return a checked ``Definition`` without registering it."""
+    if not type_ or len(type_) > 200:
+        raise JobError(f"A job type is 1 to 200 characters, not {len(type_)} ({type_[:40]!r}).")
+    if not callable(function):
+        raise JobError(f'The handler of "{type_}" is {function!r}, which cannot be called.')
+    if isinstance(backoff, Mapping):
+        backoff = _read(type_, "backoff", conf._backoff, backoff)
+    elif backoff is not None and not callable(backoff) and not isinstance(backoff, conf.Backoff):
+        backoff = _read(type_, "backoff", conf.seconds, backoff)
+    if timeout is not None:
+        timeout = _read(type_, "timeout", conf._positive, timeout)
+    return Definition(
+        type_,
+        function,
+        queue,
+        priority,
+        max_attempts,
+        timeout,  # type: ignore[arg-type]
+        backoff,
+        _wants(function),
+    )
+
+
+def get(type_: str) -> Definition | None:
+    """Return the registered definition of ``type_``."""
+    return _definitions.get(type_)
+
+
+def types() -> list[str]:
+    """Return the registered names, sorted."""
+    return sorted(_definitions)
+
+
+def definitions(handlers: Mapping[str, Callable[..., Any]] | None) -> Mapping[str, Definition]:
+    """Return definitions by type: the registry's, or those of an explicit ``handlers`` dict.
+
+    A type that is registered too keeps its registered policy under the handler given.
+    """
+    if handlers is None:
+        return dict(_definitions)
+    return dict(_explicit(handlers))
+
+
+def _explicit(handlers: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, Definition]]:
+    for type_, handler in handlers.items():
+        function = handler.function if isinstance(handler, Handler) else handler
+        known = _definitions.get(type_)
+        policy = {"timeout": known.timeout, "backoff": known.backoff} if known else {}
+        yield type_, define(type_, function, **policy)  # type: ignore[arg-type]
+
+
+def _wants(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return frozenset()
+    return frozenset({"claim_token", "context"} & set(parameters))
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
+
+
+def _read(type_: str, name: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise JobError(f'@job("{type_}"): {name}={value!r}: {error}.') from None

@@ -1,0 +1,31 @@
+"""What happened to a job, for whoever wants to know. Sent robustly: a receiver that raises is logged
+and changes nothing.
+
+``sender`` is the ``Job`` model, ``job`` the job as this process knows it. ``enqueued`` is sent when the
+caller's transaction has committed; the others when the database has the move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.dispatch import Signal
+
+enqueued = Signal()  # job
+started = Signal()  # job
+done = Signal()  # job, seconds
+retried = Signal()  # job, error, delay (seconds), exception
+failed = Signal()  # job, error, exception: ended, retrying cannot cure it
+dead = Signal()  # job, error, exception: out of attempts, or its workers died
+released = Signal()  # job, reason
+snoozed = Signal()  # job, delay (seconds)
+reclaimed = Signal()  # job, error: its worker died, it is ready again
+lost = Signal()  # job, attempted: the claim was gone before the move called `attempted`
+cancelled = Signal()  # job, by
+requeued = Signal()  # job, by
+
+
+def send(signal: Signal, **facts: Any) -> None:
+    """Send ``signal`` about ``facts["job"]``; receivers' exceptions are logged by Django and go no further."""
+    if signal.receivers:
+        signal.send_robust(sender=type(facts["job"]), **facts)

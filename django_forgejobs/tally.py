@@ -1,0 +1,66 @@
+"""How often what happened: counted in memory by every process, appended to the database once a minute.
+
+For rates only. A killed process loses the counts of its last minute and nothing else: no state is here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+from django_forgejobs import signals
+
+_lock = threading.Lock()
+_counts: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+
+
+def note(event: str, type_: str, *, waited: float = 0.0, ran: float = 0.0) -> None:
+    """Count one ``event`` of ``type_``, with the seconds that the job waited and ran."""
+    with _lock:
+        counts = _counts[event, type_]
+        counts[0] += 1
+        counts[1] += waited
+        counts[2] += ran
+
+
+def flush(db: str) -> None:
+    """Append what was counted since the last flush, one row an event and type."""
+    from django_forgejobs.models import Tally
+
+    with _lock:
+        counted = dict(_counts)
+        _counts.clear()
+    if not counted:
+        return
+    rows = [
+        Tally(event=event, type=type_, count=int(count), waited=waited, ran=ran)
+        for (event, type_), (count, waited, ran) in sorted(counted.items())
+    ]
+    try:
+        Tally.objects.using(db).bulk_create(rows)
+    except Exception:
+        with _lock:
+            for key, values in counted.items():
+                _counts[key] = [a + b for a, b in zip(_counts[key], values, strict=True)]
+        raise
+
+
+def connect() -> None:
+    """Count what the signals tell."""
+    for event, signal in (
+        ("done", signals.done),
+        ("retried", signals.retried),
+        ("failed", signals.failed),
+        ("dead", signals.dead),
+        ("lease_expired", signals.reclaimed),
+    ):
+        signal.connect(_receiver(event), weak=False, dispatch_uid=f"django_forgejobs.tally.{event}")
+
+
+def _receiver(event: str) -> Any:
+    def receive(*, job: Any, **facts: Any) -> None:
+        waited = (job.started_at - job.run_at).total_seconds() if job.started_at else 0.0
+        note(event, job.type, waited=max(waited, 0.0), ran=facts.get("seconds", 0.0))
+
+    return receive

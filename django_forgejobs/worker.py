@@ -1,0 +1,478 @@
+"""The worker: one loop that claims, hands out, collects and writes, and a thread for each running job."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import queue
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import DatabaseError, connections
+
+from django_forgejobs import (
+    between,
+    conf,
+    executor,
+    faults,
+    reaper,
+    registry,
+    signals,
+    tally,
+)
+from django_forgejobs.context import JobContext
+from django_forgejobs.heartbeat import LeaseKeeper
+from django_forgejobs.models import AnnouncedType, Job
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.registry import Definition
+from django_forgejobs.sql import Suspects
+
+logger = logging.getLogger("django_forgejobs")
+
+TALLY_INTERVAL = 60.0
+#: Seconds before a result is tried again whose row somebody has locked.
+LOCKED_AGAIN = 0.05
+#: Longest pause between tries to reach the database again.
+RECONNECT_AT_MOST = 15.0
+
+
+class Ended(enum.Enum):
+    """How ``Worker.run`` came back."""
+
+    CLEAN = "clean"
+    #: Jobs were given back, or threads are stuck: the process must leave without waiting for them.
+    FORCED = "forced"
+
+
+def identity(name: str = "") -> str:
+    """Return a name for one start of a worker process, unique also among containers that share host and pid."""
+    host = (name or socket.gethostname()).encode("ascii", "replace").decode()[:120]
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@dataclass
+class Running:
+    """One claimed job in the hands of this worker, until its end is written."""
+
+    job: Job
+    definition: Definition | None
+    context: JobContext
+    started: float = field(default_factory=time.monotonic)
+    told: bool = False
+
+
+class Worker:
+    """Runs jobs until told to stop.
+
+    ``queues`` of None serves every queue. ``handlers`` of None serves the registered types; an explicit
+    dict takes every job of its queues and fails those that it does not know. ``stop()`` is looked at
+    between any two jobs. ``burst`` ends when nothing is due.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: str,
+        handlers: Mapping[str, Callable[..., Any]] | None = None,
+        queues: tuple[str, ...] | None = None,
+        concurrency: int = 1,
+        poll_interval: float | None = None,
+        burst: bool = False,
+        max_jobs: int | None = None,
+        grace: float | None = None,
+        name: str = "",
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.settings = conf.current()
+        self.db = db
+        self.definitions = registry.definitions(handlers)
+        self.types = tuple(sorted(self.definitions)) if handlers is None else None
+        self.queues = queues
+        self.concurrency = concurrency
+        self.poll_interval = self.settings.POLL_INTERVAL if poll_interval is None else poll_interval
+        self.burst = burst
+        self.max_jobs = max_jobs
+        self.grace = self.settings.GRACE if grace is None else grace
+        self.identity = identity(name)
+        self.claimed = 0
+        self.finished = 0
+        self._stop = stop or (lambda: False)
+        self._signals = 0
+        self._exhausted = False
+        self._inbox: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
+        self._running: dict[int, Running] = {}
+        self._unwritten: dict[int, tuple[Running, Outcome]] = {}
+        self._threads: list[threading.Thread] = []
+        self._stuck = 0
+        self._stopping_since: float | None = None
+        self._polled_at = -float("inf")
+        self._look_again = True
+        self._write_at = 0.0
+        self._ticked_at = -float("inf")
+        self._tallied_at = time.monotonic()
+        self._suspect_first = True
+        self._suspects_seen_at: float | None = None
+        self._making_room = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._in_doubt = False
+        self._keeper = LeaseKeeper(
+            db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT
+        )
+        self._keeper.on_failure = self.wake
+
+    # --- from outside ----------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Ask for a drain; a second call gives unfinished jobs back at once. Safe in a signal handler."""
+        self._signals += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the loop look at everything now. Safe in a signal handler and from any thread."""
+        self._inbox.put(None)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> Ended:
+        """Work until stopped; return how it ended. Results are committed before it returns."""
+        with self._keeper:
+            try:
+                while not self._over():
+                    self._turn()
+                forced = bool(self._running or self._unwritten or self._stuck)
+            finally:
+                if self._running or self._unwritten:
+                    self._give_back()
+                self._dismiss()
+            self._flush()
+        failed = self._keeper.failed is not None
+        return Ended.FORCED if forced or failed else Ended.CLEAN
+
+    def _over(self) -> bool:
+        if self._signals > 1 or self._past_grace():
+            return True
+        drained = not self._running and not self._unwritten
+        return drained and self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no more jobs are claimed."""
+        if self._stopping_since is None and self._has_reason_to_stop():
+            self._stopping_since = time.monotonic()
+            for running in self._running.values():
+                running.context.stopping = True
+        return self._stopping_since is not None
+
+    def _has_reason_to_stop(self) -> bool:
+        return (
+            self._signals > 0
+            or self._exhausted
+            or self._stop()
+            or self._keeper.failed is not None
+            or (self.max_jobs is not None and self.claimed >= self.max_jobs)
+            or self._stuck >= self.concurrency
+        )
+
+    def _past_grace(self) -> bool:
+        # Only a person's or a platform's stop is in a hurry; a burst or --max-jobs lets its jobs end.
+        asked = self._signals > 0 or self._stuck >= self.concurrency
+        since = self._stopping_since
+        return asked and since is not None and time.monotonic() - since >= self.grace
+
+    def _turn(self) -> None:
+        """One turn: write what ended, claim what fits, then sleep until something happens."""
+        self._check_timeouts()
+        if time.monotonic() >= self._retry_at:
+            self._ask_the_database()
+        if not self._over():
+            self._collect(self._pause())
+
+    def _ask_the_database(self) -> None:
+        try:
+            self._tick()
+            self._write()
+            self._claim()
+        except DatabaseError as error:
+            if faults.is_again(error):
+                self._retry_at = time.monotonic() + random.uniform(0.01, 0.1)  # noqa: S311
+            elif faults.is_outage(error):
+                self._out_of_reach(error)
+            else:
+                raise
+        else:
+            self._back_in_reach()
+
+    def _collect(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for a job to end or a wake-up, then take all that is there."""
+        try:
+            item = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
+            while True:
+                if item is not None:
+                    self._ended(*item)
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _ended(self, running: Running, outcome: Outcome) -> None:
+        if self._running.get(running.job.pk) is not running:
+            self._stuck -= 1  # a thread that had timed out came back after all; its claim is gone
+            return
+        del self._running[running.job.pk]
+        self._unwritten[running.job.pk] = running, outcome
+        self._look_again = True
+        self._write_at = 0.0
+
+    def _pause(self) -> float:
+        """Return for how many seconds there is nothing to do, unless something happens."""
+        now = time.monotonic()
+        # A second at the most: ``stop()`` may be anybody's function, and nobody wakes us for it.
+        moments = [now + (0.1 if self.stopping else 1.0)]
+        if self._unwritten:
+            moments.append(self._write_at)
+        if self._may_claim():
+            moments.append(now if self._look_again else self._next_poll())
+        moments += [moment for r in self._running.values() if (moment := self._judged_at(r))]
+        return max(min(moments), self._retry_at) - now
+
+    # --- claim -----------------------------------------------------------------------------------
+
+    def _free(self) -> int:
+        if any(r.job.lease_expirations for r in self._running.values()):
+            return 0  # a suspect runs alone
+        free = self.concurrency - self._stuck - len(self._running) - len(self._unwritten)
+        if self.max_jobs is not None:
+            free = min(free, self.max_jobs - self.claimed)
+        return max(free, 0)
+
+    def _next_poll(self) -> float:
+        return self._polled_at + self.poll_interval
+
+    def _may_claim(self) -> bool:
+        return not self.stopping and self._keeper.healthy and self._free() > 0
+
+    def _claim(self) -> None:
+        if not self._may_claim():
+            return
+        if not self._look_again and time.monotonic() < self._next_poll():
+            return
+        busy = bool(self._running or self._unwritten)
+        free = self._free()
+        self._look_again = False
+        self._polled_at = time.monotonic() + random.uniform(0, 0.1) * self.poll_interval  # noqa: S311
+        if busy and self._must_make_room():
+            return
+        self._in_doubt = True
+        jobs = Job.objects.claim(
+            free,
+            worker=self.identity,
+            queues=self.queues,
+            types=self.types,
+            suspects=self._suspect_policy(busy),
+            lease=self.settings.LEASE,
+            db=self.db,
+        )
+        self._in_doubt = False
+        self._look_again = len(jobs) == free
+        self._start(jobs)
+        if self.burst and not jobs and not busy:
+            self._exhausted = True
+
+    def _suspect_policy(self, busy: bool) -> Suspects:
+        if busy:
+            return Suspects.NEVER
+        self._making_room = False
+        self._suspects_seen_at = None
+        return Suspects.FIRST if self._suspect_first else Suspects.LAST
+
+    def _must_make_room(self) -> bool:
+        """Let a suspect in after a while: a busy worker stops claiming until it can run one alone."""
+        now = time.monotonic()
+        if self._suspects_seen_at is None:
+            self._suspects_seen_at = now
+        patience = self.settings.SUSPECT_PATIENCE
+        if now - self._suspects_seen_at < patience:
+            return False
+        waiting = Job.objects.using(self.db).suspects(self.queues, self.types).exists()
+        if not waiting:
+            self._suspects_seen_at = now
+        elif not self._making_room:
+            logger.info("Making room: a job that has cost a worker its life runs alone.")
+            self._suspect_first = True
+        self._making_room = waiting
+        return waiting
+
+    def _start(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self.claimed += 1
+            self._suspect_first = not job.lease_expirations
+            definition = self.definitions.get(job.type)
+            context = JobContext(
+                job,
+                lease=self.settings.LEASE,
+                renew=self._keeper.ask,
+                timeout=definition.timeout if definition else None,
+            )
+            running = Running(job, definition, context)
+            self._running[job.pk] = running
+            self._keeper.add(context)
+            signals.send(signals.started, job=job)
+            if len(self._threads) < len(self._running) + self._stuck:
+                name = f"forgejobs-job-{len(self._threads) + 1}"
+                thread = threading.Thread(target=self._work_on, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._work.put(running)
+
+    def _work_on(self) -> None:
+        """Body of a job thread: run what is handed out, one at a time, and clean up after each."""
+        try:
+            while (running := self._work.get()) is not None:
+                with between.jobs():
+                    outcome = executor.execute(
+                        running.job, running.definition, running.context, db=self.db
+                    )
+                self._inbox.put((running, outcome))
+                del running, outcome
+        finally:
+            between.close_all()
+
+    # --- finish ----------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if not self._unwritten or time.monotonic() < self._write_at:
+            return
+        outcomes = [outcome for _, outcome in self._unwritten.values()]
+        settlement = Job.objects.finish(outcomes, db=self.db)
+        for outcome in (*settlement.accepted, *settlement.lost):
+            running, _ = self._unwritten.pop(outcome.job.pk)
+            self._keeper.remove(running.context)
+            self.finished += 1
+        if settlement.outage is not None:
+            raise settlement.outage
+        if settlement.waiting:
+            self._write_at = time.monotonic() + LOCKED_AGAIN
+
+    def _judged_at(self, running: Running) -> float | None:
+        """Return when ``running`` must be told that its time is over, or given up."""
+        deadline = running.context.deadline
+        if deadline is None:
+            return None
+        return deadline + self.settings.TIMEOUT_MARGIN if running.told else deadline
+
+    def _check_timeouts(self) -> None:
+        for running in list(self._running.values()):
+            moment = self._judged_at(running)
+            if moment is None or time.monotonic() < moment:
+                continue
+            if not running.told:
+                running.told = True
+                running.context.tell()
+            else:
+                self._give_up(running)
+
+    def _give_up(self, running: Running) -> None:
+        """End the claim of a handler that does not come back; its thread, and so its slot, is lost."""
+        assert running.definition is not None
+        seconds = time.monotonic() - running.started
+        outcome = executor.timed_out(running.job, running.definition, seconds)
+        logger.error("Job %s is stuck in its thread, whose slot is lost.", running.job)
+        self._ended(running, outcome)
+        self._stuck += 1
+
+    def _give_back(self) -> None:
+        """Release what has not ended, as the last statement before the process leaves."""
+        self._collect(0)
+        outcomes = [outcome for _, outcome in self._unwritten.values()]
+        outcomes += [
+            executor.released(running.job, "the worker was stopped")
+            for running in self._running.values()
+        ]
+        try:
+            settlement = Job.objects.finish(outcomes, db=self.db)
+        except DatabaseError as error:
+            logger.warning(
+                "Unfinished jobs could not be given back (%s); their leases will end.", error
+            )
+            return
+        logger.warning(
+            "%d unfinished jobs were given back, %d could not be.",
+            len(settlement.accepted),
+            len(settlement.waiting) + len(settlement.lost),
+        )
+
+    def _dismiss(self) -> None:
+        """Let the idle threads end and close their connections; stuck ones are not waited for."""
+        for _ in self._threads:
+            self._work.put(None)
+        if not self._running and not self._stuck:
+            for thread in self._threads:
+                thread.join(timeout=5.0)
+
+    # --- now and then ----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._tallied_at >= TALLY_INTERVAL:
+            self._tallied_at = now
+            tally.flush(self.db)
+        interval = self.settings.RECLAIM_INTERVAL
+        if now - self._ticked_at < (interval or TALLY_INTERVAL) or self.stopping:
+            return
+        self._ticked_at = now
+        if self.types is not None:
+            AnnouncedType.objects.announce(
+                self.types, grace=self.settings.UNKNOWN_TYPE_GRACE, db=self.db
+            )
+        if interval:
+            reaper.tick(self.db, stop=lambda: self.stopping)
+            self._look_again = True
+
+    def _flush(self) -> None:
+        try:
+            tally.flush(self.db)
+        except DatabaseError:
+            logger.debug("The last counts could not be written.", exc_info=True)
+
+    # --- outages ---------------------------------------------------------------------------------
+
+    def _out_of_reach(self, error: DatabaseError) -> None:
+        self._failures += 1
+        pause = min(0.1 * 2 ** min(self._failures, 10), RECONNECT_AT_MOST) * random.uniform(0.5, 1)  # noqa: S311
+        self._retry_at = time.monotonic() + pause
+        between.close(connections[self.db])
+        logger.warning(
+            "The database is out of reach (%s): try %d, next in %.1f s. %d jobs run on.",
+            " ".join(str(error).split()) or type(error).__name__,
+            self._failures,
+            pause,
+            len(self._running),
+        )
+
+    def _back_in_reach(self) -> None:
+        if self._in_doubt:
+            self._adopt()
+        if not self._failures:
+            return
+        logger.warning("The database is back after %d tries.", self._failures)
+        self._failures = 0
+        # Other workers come back too: give them one heartbeat before their leases are judged.
+        wait = self.settings.HEARTBEAT
+        self._ticked_at = max(
+            self._ticked_at, time.monotonic() + wait - (self.settings.RECLAIM_INTERVAL or wait)
+        )
+
+    def _adopt(self) -> None:
+        """Run the jobs of a claim whose commit was in doubt: the database knows whether it took place."""
+        mine = Job.objects.held_by(self.identity, db=self.db)
+        self._in_doubt = False
+        known = self._running.keys() | self._unwritten.keys()
+        self._start([job for job in mine if job.pk not in known])
