@@ -86,11 +86,7 @@ def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
         connection.needs_rollback = False
         return
     try:
-        if (
-            connection.in_atomic_block
-            or connection.savepoint_ids
-            or not connection.get_autocommit()
-        ):
+        if connection.in_atomic_block or connection.savepoint_ids or not connection.get_autocommit():
             _leave_transaction(connection)
         broken = connection.errors_occurred and not connection.is_usable()
     except Exception:  # a connection in an unknown state is replaced, whatever it complains about

@@ -128,9 +128,7 @@ class HistoryAppended(Func):
     output_field = JSONField()
 
     def __init__(self, event: str, facts: Any) -> None:
-        super().__init__(
-            F("history"), F("claims"), F("locked_by"), F("started_at"), facts, Literal(event)
-        )
+        super().__init__(F("history"), F("claims"), F("locked_by"), F("started_at"), facts, Literal(event))
 
     def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
         history, claims, worker, started, facts, event = self._compiled(compiler)

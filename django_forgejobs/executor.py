@@ -106,9 +106,7 @@ def _call_async(awaitable: Any, context: JobContext) -> Any:
     return async_to_sync(run)()
 
 
-def _failure(
-    job: Job, definition: Definition, error: BaseException, seconds: float, db: str
-) -> Outcome:
+def _failure(job: Job, definition: Definition, error: BaseException, seconds: float, db: str) -> Outcome:
     if isinstance(error, Snooze):
         return _said(job, definition, error, seconds)
     if isinstance(error, Retry):
@@ -120,9 +118,7 @@ def _failure(
     charged = _attempt_failed(job, definition, error, seconds)
     if faults.is_outage(error) and not _reachable(db):
         facts = {**_facts(error), "reason": "the queue's database was out of reach", "outage": True}
-        return Outcome(
-            job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged
-        )
+        return Outcome(job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged)
     return charged
 
 
@@ -154,9 +150,7 @@ def _attempt_failed(
         fallback = conf.current().BACKOFF
         policy = fallback if definition.backoff is None else definition.backoff
         delay = backoff.delay(policy, job.attempts, error, fallback=fallback)
-    return Outcome(
-        job, RETRY, delay=delay, error=text, facts=_facts(error), exception=error, seconds=seconds
-    )
+    return Outcome(job, RETRY, delay=delay, error=text, facts=_facts(error), exception=error, seconds=seconds)
 
 
 def _reachable(db: str) -> bool:

@@ -24,9 +24,7 @@ from django_forgejobs.worker import identity
 PATIENCE = 30.0
 
 
-def process(
-    handlers: Mapping[str, Callable[..., Any]] | None, *, queue: str, db: str | None
-) -> bool:
+def process(handlers: Mapping[str, Callable[..., Any]] | None, *, queue: str, db: str | None) -> bool:
     """Claim, run and finish one job here; return whether there was one. See ``queue.process_one``."""
     alias = Job.objects.alias(db)
     definitions = registry.definitions(handlers)

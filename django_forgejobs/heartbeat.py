@@ -101,9 +101,7 @@ class LeaseKeeper:
 
     def _wait_until(self, due: float) -> bool:
         with self._wake:
-            self._wake.wait_for(
-                lambda: self._stopped or self._asked, max(0.0, due - time.monotonic())
-            )
+            self._wake.wait_for(lambda: self._stopped or self._asked, max(0.0, due - time.monotonic()))
             self._asked = False
             return not self._stopped
 
@@ -125,9 +123,7 @@ class LeaseKeeper:
             self._out_of_reach(error, started, held)
             return False
         if self.out_of_reach_since is not None:
-            logger.warning(
-                "Leases are renewed again after %.1f s.", started - self.out_of_reach_since
-            )
+            logger.warning("Leases are renewed again after %.1f s.", started - self.out_of_reach_since)
             self.out_of_reach_since = None
         for one in held.values():
             if one.claim_token in current:
@@ -150,9 +146,7 @@ class LeaseKeeper:
         )
         one.revoke()
 
-    def _out_of_reach(
-        self, error: BaseException, started: float, held: dict[int, JobContext]
-    ) -> None:
+    def _out_of_reach(self, error: BaseException, started: float, held: dict[int, JobContext]) -> None:
         between.close_all()
         if self.out_of_reach_since is None:
             self.out_of_reach_since = started

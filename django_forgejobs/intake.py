@@ -52,9 +52,7 @@ def row(
             )
     return {
         "type": type,
-        "payload": payloads.dumps(
-            {} if payload is None else payload, max_bytes=settings.PAYLOAD_MAX_BYTES
-        ),
+        "payload": payloads.dumps({} if payload is None else payload, max_bytes=settings.PAYLOAD_MAX_BYTES),
         "queue": queue,
         "priority": priority,
         "max_attempts": max_attempts,

@@ -49,12 +49,19 @@ RECLAIM_ROWS = 100
 OUTAGES_FORGIVEN = 10
 
 
+#: What makes a job claimable, by name. The claim asks all of them, ``explain`` each.
+CLAIMABLE: Mapping[str, Q] = {
+    "ready": Q(status=Literal("ready")),
+    "due": Q(run_at__lte=Now()),
+}
+
+
 class JobQuerySet(models.QuerySet["Job"]):
     """The predicates. The claim, the reaper and ``explain`` all ask these."""
 
     def ready(self) -> JobQuerySet:
         """Jobs that may be claimed now."""
-        return self.filter(status=Literal("ready"), run_at__lte=Now())
+        return self.filter(*CLAIMABLE.values())
 
     def running(self) -> JobQuerySet:
         """Jobs that a worker holds."""
@@ -73,6 +80,11 @@ class JobQuerySet(models.QuerySet["Job"]):
             | Q(GreaterThanOrEqual(Now(), AfterSeconds(Value(heartbeat), since=ServerStarted()))),
             locked_until__lt=Now(),
         )
+
+    def ended_since(self, status: str, seconds: float) -> JobQuerySet:
+        """Jobs that ended as ``status`` more than ``seconds`` ago, oldest first."""
+        cutoff = AfterSeconds(Value(-seconds))
+        return self.filter(status=Literal(status), finished_at__lt=cutoff).order_by("finished_at")
 
     def suspects(
         self, queues: Collection[str] | None = None, types: Collection[str] | None = None
@@ -95,18 +107,14 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     # --- in --------------------------------------------------------------------------------------
 
-    def enqueue(
-        self, type: str, payload: Any = None, *, db: str | None = None, **options: Any
-    ) -> Job:
+    def enqueue(self, type: str, payload: Any = None, *, db: str | None = None, **options: Any) -> Job:
         """Insert a job and return it; with a known ``idempotency_key``, return the job that has it.
 
         Part of the caller's transaction. Options and errors are those of ``queue.enqueue``.
         """
         return self._insert([intake.row(type, payload, **options)], self.alias(db))[0]
 
-    def enqueue_many(
-        self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None
-    ) -> list[Job]:
+    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[Job]:
         """Insert many jobs, all or none; return them in input order."""
         alias = self.alias(db)
         rows = intake.rows(jobs)
@@ -140,9 +148,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         self._announce_enqueued(new, db)
         return [placed[index] for index in range(len(rows))]
 
-    def _insert_keyed(
-        self, rows: Mapping[str, Mapping[str, Any]], db: str, new: set[Job]
-    ) -> dict[str, Job]:
+    def _insert_keyed(self, rows: Mapping[str, Mapping[str, Any]], db: str, new: set[Job]) -> dict[str, Job]:
         found: dict[str, Job] = {}
         # More than one round only if a key's row is archived between our INSERT and our SELECT.
         while missing := [key for key in rows if key not in found]:
@@ -193,9 +199,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             worker,
             conf.current().LEASE if lease is None else lease,
         )
-        return sorted(
-            sql.run(alias, statement), key=lambda job: (-job.priority, job.run_at, job.pk)
-        )
+        return sorted(sql.run(alias, statement), key=lambda job: (-job.priority, job.run_at, job.pk))
 
     def held_by(self, worker: str, *, db: str | None = None) -> list[Job]:
         """Return the running jobs of one start of a worker: how a claim in doubt is found again."""
@@ -247,9 +251,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             self._finish_group(move, groups[move], alias, settlement)
         return settlement
 
-    def _finish_group(
-        self, move: Move, group: Sequence[Outcome], db: str, settlement: Settlement
-    ) -> None:
+    def _finish_group(self, move: Move, group: Sequence[Outcome], db: str, settlement: Settlement) -> None:
         if settlement.outage is not None:
             settlement.waiting += group
             return
@@ -267,9 +269,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             elif group[0].result is not None:
                 self._finish_group(FAIL, [group[0].unstorable(error)], db, settlement)
             else:
-                logger.exception(
-                    "The end of %s could not be written; its lease will run out.", group[0].job
-                )
+                logger.exception("The end of %s could not be written; its lease will run out.", group[0].job)
                 settlement.lost.append(group[0])
             return
         for outcome in group:
@@ -310,8 +310,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         histories = dict(self.using(db).filter(pk__in=doubtful).values_list("pk", "history"))
         return [
             outcome.charged
-            if outcome.charged is not None
-            and _outages(histories.get(outcome.job.pk, ())) >= OUTAGES_FORGIVEN
+            if outcome.charged is not None and _outages(histories.get(outcome.job.pk, ())) >= OUTAGES_FORGIVEN
             else outcome
             for outcome in outcomes
         ]
@@ -398,9 +397,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         """Make a waiting job due now; return whether this call did it."""
         return self._by_hand(RUN_NOW, job, by, None, db, run_at__gt=Now())
 
-    def _by_hand(
-        self, move: Move, job: Job | int, by: str, signal: Any, db: str | None, **also: Any
-    ) -> bool:
+    def _by_hand(self, move: Move, job: Job | int, by: str, signal: Any, db: str | None, **also: Any) -> bool:
         alias = self.alias(db)
         pk = job if isinstance(job, int) else job.pk
         facts = Value(json.dumps({"by": by} if by else {}, cls=StrictEncoder))
@@ -474,9 +471,7 @@ def _tell(outcome: Outcome) -> None:
     if outcome.move is COMPLETE:
         signals.send(signals.done, job=job, seconds=outcome.seconds)
     elif outcome.move is RETRY:
-        signals.send(
-            signals.retried, job=job, error=error, delay=outcome.delay, exception=exception
-        )
+        signals.send(signals.retried, job=job, error=error, delay=outcome.delay, exception=exception)
     elif outcome.move in (BURY, FAIL):
         signal = signals.dead if outcome.move is BURY else signals.failed
         signals.send(signal, job=job, error=error, exception=exception)

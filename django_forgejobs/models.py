@@ -30,9 +30,7 @@ class JobFields(models.Model):
     payload = _strict_json(_("payload"), db_default=Value({}, models.JSONField()))
     priority = models.SmallIntegerField(_("priority"), db_default=0)
     idempotency_key = models.CharField(_("idempotency key"), max_length=255, null=True, blank=True)  # noqa: DJ001 (unique, so absent is NULL)
-    status = models.CharField(
-        _("status"), max_length=10, choices=Status, db_default=Status.READY.value
-    )
+    status = models.CharField(_("status"), max_length=10, choices=Status, db_default=Status.READY.value)
     run_at = models.DateTimeField(_("run at"), db_default=Now())
     attempts = models.IntegerField(_("attempts"), db_default=0)
     max_attempts = models.IntegerField(_("max attempts"), db_default=1)
@@ -69,9 +67,7 @@ class Job(JobFields):
                 name="forgejobs_job_key",
                 condition=Q(idempotency_key__isnull=False),
             ),
-            models.CheckConstraint(
-                name="forgejobs_job_status_known", condition=Q(status__in=Status.values)
-            ),
+            models.CheckConstraint(name="forgejobs_job_status_known", condition=Q(status__in=Status.values)),
             models.CheckConstraint(
                 name="forgejobs_job_claim_when_running",
                 condition=Q(status="running", claim_token__isnull=False, locked_until__isnull=False)
@@ -109,10 +105,7 @@ class Job(JobFields):
                     LessThanOrEqual(Length("type"), 200),
                     LessThanOrEqual(Length("locked_by"), 200),
                 )
-                & (
-                    Q(idempotency_key__isnull=True)
-                    | Q(LessThanOrEqual(Length("idempotency_key"), 255))
-                ),
+                & (Q(idempotency_key__isnull=True) | Q(LessThanOrEqual(Length("idempotency_key"), 255))),
             ),
         ]
         indexes = [
@@ -128,9 +121,7 @@ class Job(JobFields):
                 condition=Q(status="ready", lease_expirations__gt=0),
             ),
             # locked_until stands in no index, or no heartbeat would be an in-place update.
-            models.Index(
-                fields=["id"], name="forgejobs_job_running", condition=Q(status="running")
-            ),
+            models.Index(fields=["id"], name="forgejobs_job_running", condition=Q(status="running")),
             models.Index(
                 fields=["status", "finished_at"],
                 name="forgejobs_job_ended",

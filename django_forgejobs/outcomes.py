@@ -34,9 +34,7 @@ class Outcome:
     def unstorable(self, error: BaseException) -> Outcome:
         """Return the outcome for a result that the database would not take."""
         text = f"The result could not be stored: {error}"
-        return replace(
-            self, move=FAIL, result=None, error=text, facts={"reason": text}, exception=error
-        )
+        return replace(self, move=FAIL, result=None, error=text, facts={"reason": text}, exception=error)
 
 
 @dataclass

@@ -89,9 +89,7 @@ def _write_object(value: dict[Any, Any], path: str, depth: int, write: Any) -> N
 
 def _integer(value: int, path: str) -> str:
     if value.bit_length() > _MAX_INT_DIGITS * 3:
-        raise JobError(
-            f"{path} is an integer of more than {_MAX_INT_DIGITS:,} digits; pass it as a string."
-        )
+        raise JobError(f"{path} is an integer of more than {_MAX_INT_DIGITS:,} digits; pass it as a string.")
     return int.__repr__(value)
 
 
@@ -107,9 +105,7 @@ def _float(value: float, path: str) -> str:
 def check_text(text: str, path: str) -> str:
     """Return ``text``; raise ``JobError`` when a database would refuse it (NUL, lone surrogate)."""
     if "\0" in text:
-        raise JobError(
-            f"{path} contains a NUL character, which PostgreSQL cannot store. Remove it."
-        )
+        raise JobError(f"{path} contains a NUL character, which PostgreSQL cannot store. Remove it.")
     try:
         text.encode()
     except UnicodeEncodeError as error:

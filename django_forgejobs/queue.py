@@ -67,9 +67,7 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) ->
     return [job.pk for job in _jobs().enqueue_many(jobs, db=db)]
 
 
-def process_one(
-    handlers: Handlers | None = None, *, queue: str = "default", db: str | None = None
-) -> bool:
+def process_one(handlers: Handlers | None = None, *, queue: str = "default", db: str | None = None) -> bool:
     """Claim one due job of ``queue`` and run it here; return whether there was one.
 
     ``handlers`` maps types to functions; a job of another type is failed at once. ``None`` means the

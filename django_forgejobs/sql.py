@@ -40,6 +40,7 @@ from django_forgejobs.dialect import (
     NewToken,
     Null,
     Rows,
+    Zero,
 )
 from django_forgejobs.states import CLAIM, Move, RunAt
 
@@ -74,9 +75,7 @@ class Suspects(Enum):
 # --- What a move writes --------------------------------------------------------------------------
 
 
-def assignments(
-    move: Move, *, delay: Any = None, error: Any = None, facts: Any = None
-) -> dict[str, Any]:
+def assignments(move: Move, *, delay: Any = None, error: Any = None, facts: Any = None) -> dict[str, Any]:
     """Return what ``move`` writes, by column: the matrix of moves as expressions.
 
     ``delay`` is seconds, ``error`` text, ``facts`` a JSON object for the history entry.
@@ -146,12 +145,7 @@ def claim(
     60,000 rows).
     """
     ready = _jobs(db).ready()
-    lane = ready.filter(
-        queue=RawSQL("head.queue", ()),
-        type=RawSQL("head.type", ()),
-        priority=RawSQL("head.priority", ()),
-        lease_expirations=RawSQL("0", ()),
-    ).order_by("run_at", "pk")
+    lane = ready.filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
     scan = _select(lane.values("id", "priority", "run_at")[:limit])
     served = f"WHERE head.type IN ({_marks(types)})" if types is not None else ""
     lanes = _lanes(queues)
@@ -195,6 +189,28 @@ def ready_types(db: str) -> list[str]:
         return sorted(row[0] for row in cursor.fetchall())
 
 
+def oldest_ready(db: str) -> int | None:
+    """Return the id of the job that has been due the longest, by one probe a lane."""
+    lane = _jobs(db).ready().filter(**_IN_LANE).order_by("run_at", "id")
+    lanes, scan = _lanes(None), _select(lane.values("id", "run_at")[:1], lock=False)
+    text = (
+        f"WITH RECURSIVE {lanes.text} SELECT found.id FROM lane "
+        f"JOIN {TABLE} AS head ON head.id = lane.id {_expression(db, ForEach(TABLE, scan.text)).text} "
+        f"ORDER BY found.run_at, found.id LIMIT 1"
+    )
+    with connections[db].cursor() as cursor:
+        cursor.execute(text, (*lanes.params, *scan.params))
+        row = cursor.fetchone()
+    return row[0] if row else None
+
+
+_IN_LANE = {
+    "queue": RawSQL("head.queue", ()),
+    "type": RawSQL("head.type", ()),
+    "priority": RawSQL("head.priority", ()),
+}
+
+
 def _lanes(queues: tuple[str, ...] | None) -> Compiled:
     """A loose index scan: ``lane(id)`` has one ready row of each lane, and a NULL at the end.
 
@@ -210,9 +226,7 @@ def _lanes(queues: tuple[str, ...] | None) -> Compiled:
         heads = " UNION ALL ".join(
             f"SELECT (SELECT job.id {ready} AND job.queue = %s {order})" for _ in queues
         )
-        below = (
-            "job.queue = above.queue AND (job.type, job.priority) < (above.type, above.priority)"
-        )
+        below = "job.queue = above.queue AND (job.type, job.priority) < (above.type, above.priority)"
     text = (
         f"lane(id) AS ({heads} UNION ALL SELECT (SELECT job.id {ready} AND {below} {order}) "
         f"FROM lane JOIN {TABLE} AS above ON above.id = lane.id)"
@@ -259,9 +273,7 @@ def _finish(db: str, the_move: Move, has_result: bool) -> Compiled:
     if has_result:
         values["result"] = AsJson(RawSQL("candidate.result", ()))
     held = (
-        _jobs(db)
-        .running()
-        .filter(pk=RawSQL("outcome.id", ()), claim_token=RawSQL("outcome.claim_token", ()))
+        _jobs(db).running().filter(pk=RawSQL("outcome.id", ()), claim_token=RawSQL("outcome.claim_token", ()))
     )
     found = _select(held.values("id"))
     frame = (
@@ -296,8 +308,7 @@ def insert(db: str, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     """
     adapt = connections[db].ops.adapt_datetimefield_value
     prepared = [
-        row if row["run_at"] is None else {**row, "run_at": str(adapt(row["run_at"]))}
-        for row in rows
+        row if row["run_at"] is None else {**row, "run_at": str(adapt(row["run_at"]))} for row in rows
     ]
     return run(db, Compiled(_insert(db), (json.dumps(prepared),)))
 
@@ -315,6 +326,33 @@ def _insert(db: str) -> str:
         f"FROM ({_expression(db, Rows(_NEW)).text}) AS new WHERE true "
         f"ON CONFLICT DO NOTHING RETURNING *"
     )
+
+
+# --- Archive -----------------------------------------------------------------------------------------
+
+
+def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
+    """Move the jobs that ``ended`` (sliced) selects to the archive table, or only delete them; return
+    their ids. One transaction. It begins with its write, so that SQLite never has to turn a reader into
+    a writer, which fails at once when another writer was quicker.
+    """
+    db = ended.db
+    found = _select(ended.values("id"))
+    chosen = f"WITH candidate(candidate_id) AS MATERIALIZED ({found.text})"
+    one_of = "id IN (SELECT candidate_id FROM candidate)"
+    with transaction.atomic(using=db), connections[db].cursor() as cursor:
+        if delete:
+            cursor.execute(f"{chosen} DELETE FROM {TABLE} WHERE {one_of} RETURNING id", found.params)
+            return [row[0] for row in cursor.fetchall()]
+        columns = ", ".join(field.column for field in _model()._meta.concrete_fields)
+        cursor.execute(
+            f"{chosen} INSERT INTO forgejobs_archivedjob ({columns}) "
+            f"SELECT {columns} FROM {TABLE} WHERE {one_of} RETURNING id",
+            found.params,
+        )
+        moved = [row[0] for row in cursor.fetchall()]
+        _jobs(db).filter(pk__in=moved)._raw_delete(db)
+        return moved
 
 
 # --- The frame -----------------------------------------------------------------------------------
@@ -344,9 +382,7 @@ def _savepoint(db: str) -> AbstractContextManager[Any]:
     return transaction.atomic(using=db) if connections[db].in_atomic_block else nullcontext()
 
 
-def _update(
-    db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]
-) -> Compiled:
+def _update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]) -> Compiled:
     fields = _model()._meta.concrete_fields
     written = {_field(name).column: _expression(db, value) for name, value in values.items()}
     read = [f.column for f in fields if f.primary_key or not returning or f.name in returning]
@@ -360,7 +396,7 @@ def _update(
     return Compiled(text, params)
 
 
-def _select(queryset: QuerySet[Any, Any], *, skip_locked: bool = True) -> Compiled:
+def _select(queryset: QuerySet[Any, Any], *, lock: bool = True, skip_locked: bool = True) -> Compiled:
     """Compile ``queryset`` with its lock clause.
 
     Not ``select_for_update()``: Django refuses to compile that outside a transaction, and one statement
@@ -368,7 +404,7 @@ def _select(queryset: QuerySet[Any, Any], *, skip_locked: bool = True) -> Compil
     """
     connection = connections[queryset.db]
     text, params = queryset.query.get_compiler(queryset.db).as_sql()
-    if connection.features.has_select_for_update_skip_locked:
+    if lock and connection.features.has_select_for_update_skip_locked:
         text += " " + connection.ops.for_update_sql(skip_locked=skip_locked, no_key=True)
     return Compiled(text, tuple(params))
 

@@ -124,9 +124,7 @@ class Worker:
         self._failures = 0
         self._retry_at = 0.0
         self._in_doubt = False
-        self._keeper = LeaseKeeper(
-            db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT
-        )
+        self._keeper = LeaseKeeper(db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT)
         self._keeper.on_failure = self.wake
 
     # --- from outside ----------------------------------------------------------------------------
@@ -337,9 +335,7 @@ class Worker:
         try:
             while (running := self._work.get()) is not None:
                 with between.jobs():
-                    outcome = executor.execute(
-                        running.job, running.definition, running.context, db=self.db
-                    )
+                    outcome = executor.execute(running.job, running.definition, running.context, db=self.db)
                 self._inbox.put((running, outcome))
                 del running, outcome
         finally:
@@ -393,15 +389,12 @@ class Worker:
         self._collect(0)
         outcomes = [outcome for _, outcome in self._unwritten.values()]
         outcomes += [
-            executor.released(running.job, "the worker was stopped")
-            for running in self._running.values()
+            executor.released(running.job, "the worker was stopped") for running in self._running.values()
         ]
         try:
             settlement = Job.objects.finish(outcomes, db=self.db)
         except DatabaseError as error:
-            logger.warning(
-                "Unfinished jobs could not be given back (%s); their leases will end.", error
-            )
+            logger.warning("Unfinished jobs could not be given back (%s); their leases will end.", error)
             return
         logger.warning(
             "%d unfinished jobs were given back, %d could not be.",
@@ -429,9 +422,7 @@ class Worker:
             return
         self._ticked_at = now
         if self.types is not None:
-            AnnouncedType.objects.announce(
-                self.types, grace=self.settings.UNKNOWN_TYPE_GRACE, db=self.db
-            )
+            AnnouncedType.objects.announce(self.types, grace=self.settings.UNKNOWN_TYPE_GRACE, db=self.db)
         if interval:
             reaper.tick(self.db, stop=lambda: self.stopping)
             self._look_again = True
