@@ -35,7 +35,7 @@ class Literal(Expression):
         if not self.word.isidentifier():
             raise ValueError(f"{word!r} is not a plain word")
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
         return f"'{self.word}'", []
 
 
@@ -45,7 +45,7 @@ class Zero(Expression):
     def __init__(self) -> None:
         super().__init__(output_field=IntegerField())
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
         return "0", []
 
 
@@ -55,7 +55,7 @@ class Null(Expression):
     def __init__(self) -> None:
         super().__init__(output_field=CharField())
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
         return "NULL", []
 
 
@@ -75,7 +75,7 @@ class AfterSeconds(Func):
             arg_joiner=" * INTERVAL '1 second' + ",
         )
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         seconds, since = (compiler.compile(part) for part in self.source_expressions)
         sql = f"STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', {since[0]}, PRINTF('%%+.3f seconds', {seconds[0]}))"
         return sql, [*since[1], *seconds[1]]
@@ -86,10 +86,10 @@ class NewToken(Func):
 
     output_field = UUIDField()
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return "GEN_RANDOM_UUID()", []
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return "LOWER(HEX(RANDOMBLOB(16)))", []
 
 
@@ -110,10 +110,10 @@ class ServerStarted(Func):
 
     output_field = DateTimeField()
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return "PG_POSTMASTER_START_TIME()", []
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return "'1970-01-01 00:00:00.000'", []
 
 
@@ -130,7 +130,7 @@ class HistoryAppended(Func):
     def __init__(self, event: str, facts: Any) -> None:
         super().__init__(F("history"), F("claims"), F("locked_by"), F("started_at"), facts, Literal(event))
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
         history, claims, worker, started, facts, event = self._compiled(compiler)
         entry = (
             f"(JSONB_BUILD_OBJECT('at', STATEMENT_TIMESTAMP(), 'event', {event[0]}, 'claim', {claims[0]}, "
@@ -146,7 +146,7 @@ class HistoryAppended(Func):
         )
         return sql, list(facts[1])
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         history, claims, worker, started, facts, event = self._compiled(compiler)
         n = HISTORY_KEPT
         at, started_at = _SQLITE_ISO.format("'NOW'"), _SQLITE_ISO.format(started[0])
@@ -176,11 +176,11 @@ class Rows(Func):
         super().__init__(output_field=CharField())
         self.columns = columns
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
         return f"SELECT * FROM JSON_TO_RECORDSET(%s::json) AS r({columns})", []
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         columns = ", ".join(f"JSON_EXTRACT(value, '$.{name}') AS {name}" for name in self.columns)
         return f"SELECT {columns} FROM JSON_EACH(%s)", []
 
@@ -196,9 +196,9 @@ class ForEach(Func):
         super().__init__(output_field=CharField())
         self.table, self.inner = table, inner
 
-    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return f"CROSS JOIN LATERAL ({self.inner}) AS found", []
 
-    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         ids = f"SELECT id FROM ({self.inner})"
         return f"JOIN {self.table} AS found ON found.id IN ({ids})", []

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import async_to_sync
 from django.db import connections
@@ -33,14 +33,12 @@ _CAUSES = 5
 OUTAGE_DELAY = 5.0
 
 
-def execute(job: Job, definition: Definition | None, context: JobContext, *, db: str) -> Outcome:
+def execute(job: Job, definition: Definition, context: JobContext, *, db: str) -> Outcome:
     """Run ``job`` and return its outcome; never raises, whatever the handler raises.
 
     The handler runs in a copy of the current context, so nothing it sets there reaches the next job. If
     the process dies inside, the row is still ``running`` and its lease will end.
     """
-    if definition is None:
-        return unknown_type(job)
     started = time.monotonic()
     try:
         value = contextvars.copy_context().run(_call, definition, job, context)
@@ -57,17 +55,11 @@ def execute(job: Job, definition: Definition | None, context: JobContext, *, db:
     return Outcome(job, COMPLETE, result=text, seconds=seconds)
 
 
-def unknown_type(job: Job) -> Outcome:
-    """Return the outcome of a job for whose type an explicit ``handlers`` has no function."""
-    text = f'Unknown type: no handler is registered for "{job.type}". Register it, then requeue the job.'
-    return Outcome(job, FAIL, error=text, facts={"reason": text})
-
-
 def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
     """Return the outcome of a job that has not come back ``seconds`` after its start."""
     text = (
-        f"Timeout: the handler was still running {seconds:.1f} s after its start (limit {definition.timeout:g} s) "
-        "and did not react to context.should_stop."
+        f"Timeout: the handler was still running {seconds:.1f} s after its start (limit "
+        f"{definition.timeout:g} s) and did not react to context.should_stop."
     )
     error = TimeoutError(text)
     return _attempt_failed(job, definition, error, seconds, text=text)
@@ -95,8 +87,8 @@ def _call_async(awaitable: Any, context: JobContext) -> Any:
     """
 
     async def run() -> Any:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        loop = asyncio.get_running_loop()
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
         context.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             return await awaitable

@@ -72,20 +72,21 @@ def _ready(job: Any, db: str) -> Iterator[Reason]:
     if unserved := _unserved(job, db):
         yield unserved
     if job.lease_expirations:
+        lives = _times(job.lease_expirations, "worker its life", "workers their lives")
         yield Reason(
             "suspect",
-            f"It has cost {_times(job.lease_expirations, 'worker its life', 'workers their lives')}, so it "
-            f"runs alone: a worker takes it when nothing else runs in its process.",
+            f"It has cost {lives} and runs alone: a worker takes it when nothing else runs in its process.",
             f"At {conf.current().MAX_LEASE_EXPIRATIONS} it is dead. Look for crashes, memory limits and "
-            f"deploys at the times in its history.",
+            "deploys at the times in its history.",
         )
     if job.is_ready and job.is_due:
         ahead = _ahead(job, db)[:COUNTED_AHEAD].count()
         if ahead:
             more = " or more" if ahead == COUNTED_AHEAD else ""
+            first = f"{ahead}{more} due {'job' if ahead == 1 else 'jobs'} of queue {job.queue!r}"
             yield Reason(
                 "queued",
-                f"{ahead}{more} due jobs of queue {job.queue!r} come first (larger priority, or longer due).",
+                f"Behind {first}: of larger priority, or due before it.",
                 "Add workers or concurrency, or cancel what is not needed.",
             )
         elif not unserved:
@@ -93,17 +94,18 @@ def _ready(job: Any, db: str) -> Iterator[Reason]:
             yield Reason(
                 "next",
                 f"It is next in queue {job.queue!r}: a worker with a free slot takes it within {poll:g} s.",
-                "If nothing happens, all slots are busy, or no worker serves this queue (runworker --queues).",
+                "If nothing happens, all slots are busy, or no worker serves this queue: runworker --queues.",
             )
 
 
 def _not_due(job: Any) -> Reason:
-    when = f"due {_distance(job.run_at, job.now)} (by the database's clock)"
+    when = f"due {_distance(job.run_at, job.now)} by the database's clock"
     remedy = 'Wait, or choose "run now" in the admin.'
     if job.attempts:
         return Reason(
             "retrying",
-            f"Attempt {job.attempts} of {job.max_attempts} failed ({job.last_error[:200]}); the next is {when}.",
+            f"Attempt {job.attempts} of {job.max_attempts} failed ({job.last_error[:200]}); "
+            f"the next is {when}.",
             remedy,
         )
     return Reason("scheduled", f"It is {when}.", remedy)
@@ -128,15 +130,16 @@ def _unserved(job: Any, db: str) -> Reason | None:
     return Reason(
         "unserved",
         f'No running worker serves type "{job.type}", {since}.',
-        f"Is it registered in the jobs.py of an installed app, and do workers run that code? Due for {grace:g} s "
-        "without a worker, it ends as failed.",
+        "Is it registered in the jobs.py of an installed app, and do workers run that code? Due for "
+        f"{grace:g} s without a worker, it ends as failed.",
     )
 
 
 def _ahead(job: Any, db: str) -> JobQuerySet:
     earlier = Q(run_at__lt=job.run_at) | Q(run_at=job.run_at, pk__lt=job.pk)
     first = Q(priority__gt=job.priority) | Q(priority=job.priority) & earlier
-    return Job.objects.using(db).ready().filter(first, queue=job.queue)
+    due: JobQuerySet = Job.objects.using(db).ready()
+    return due.filter(first, queue=job.queue)
 
 
 def _running(job: Any, db: str) -> Iterator[Reason]:
@@ -145,15 +148,15 @@ def _running(job: Any, db: str) -> Iterator[Reason]:
     if job.locked_until >= job.now:
         yield Reason(
             "running",
-            f"Worker {job.locked_by} runs it ({attempt}), started {since}; its lease lasts until "
+            f"Worker {job.locked_by} runs it ({attempt}), started {since}; its lease ends "
             f"{_distance(job.locked_until, job.now)} and is renewed while the worker lives.",
             "Nothing to do. If that worker is dead, the reaper takes over when the lease is over.",
         )
     elif Job.objects.using(db).expired().filter(pk=job.pk).exists():
         yield Reason(
             "expired",
-            f"Its lease ran out {_distance(job.locked_until, job.now)}: worker {job.locked_by} is dead or cut off "
-            f"({attempt}, started {since}).",
+            f"Its lease ran out {_distance(job.locked_until, job.now)}: worker {job.locked_by} is dead or "
+            f"cut off ({attempt}, started {since}).",
             "The next reclaim puts it back: manage.py reclaim_jobs, or any running worker within a minute.",
         )
     else:

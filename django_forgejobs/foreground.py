@@ -35,19 +35,18 @@ def process(handlers: Mapping[str, Callable[..., Any]] | None, *, queue: str, db
     for job in claimed:
         signals.send(signals.started, job=job)
         run = _in_transaction if connections[alias].in_atomic_block else _alone
-        run(job, definitions.get(job.type), alias)
+        run(job, definitions[job.type], alias)
     return bool(claimed)
 
 
-def _alone(job: Job, definition: Definition | None, db: str) -> None:
+def _alone(job: Job, definition: Definition, db: str) -> None:
     """Run ``job`` with a lease thread beside it, and clean up after it."""
     settings = conf.current()
     with (
         _ctrl_c() as pressed,
         LeaseKeeper(db=db, lease=settings.LEASE, heartbeat=settings.HEARTBEAT) as keeper,
     ):
-        timeout = definition.timeout if definition else None
-        context = JobContext(job, lease=settings.LEASE, renew=keeper.ask, timeout=timeout)
+        context = JobContext(job, lease=settings.LEASE, renew=keeper.ask, timeout=definition.timeout)
         keeper.add(context)
         with _told_at(context), between.jobs():
             outcome = executor.execute(job, definition, context, db=db)
@@ -59,7 +58,7 @@ def _alone(job: Job, definition: Definition | None, db: str) -> None:
         raise KeyboardInterrupt
 
 
-def _in_transaction(job: Job, definition: Definition | None, db: str) -> None:
+def _in_transaction(job: Job, definition: Definition, db: str) -> None:
     """Run ``job`` on the caller's connection, inside the caller's transaction.
 
     No lease thread (it could not see the row) and no clean-up (it would roll the caller back); a savepoint
@@ -70,8 +69,7 @@ def _in_transaction(job: Job, definition: Definition | None, db: str) -> None:
     def renew(context: JobContext) -> bool:
         return bool(Job.objects.renew({context.job_id: context.claim_token}, db=db))
 
-    timeout = definition.timeout if definition else None
-    context = JobContext(job, lease=settings.LEASE, renew=renew, timeout=timeout)
+    context = JobContext(job, lease=settings.LEASE, renew=renew, timeout=definition.timeout)
     savepoint = transaction.savepoint(using=db)
     outcome = executor.execute(job, definition, context, db=db)
     try:
@@ -96,8 +94,8 @@ def _write(outcome: Outcome, db: str) -> None:
             between.close(connections[db])
         if time.monotonic() >= give_up:
             raise settlement.outage or TimeoutError(
-                f"The end of job {outcome.job.pk} could not be written for {PATIENCE:g} s: somebody holds its row "
-                "locked. Its lease will run out and it will run again."
+                f"The end of job {outcome.job.pk} could not be written for {PATIENCE:g} s: somebody holds "
+                "its row locked. Its lease will run out and it will run again."
             )
         pause.wait(0.05 if settlement.outage is None else 0.5)
 

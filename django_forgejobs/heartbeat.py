@@ -138,8 +138,8 @@ class LeaseKeeper:
             if self._held.get(one.job_id) is not one:
                 return  # its end was written while the renewal was under way
         logger.warning(
-            "Job %s %s: the lease of claim %s is gone (cancelled, or given to another worker). Its handler is "
-            "told; its result will not be accepted.",
+            "Job %s %s: the lease of claim %s is gone (cancelled, or given to another worker). Its handler "
+            "is told; its result will not be accepted.",
             one.job_id,
             one.type,
             one.claim,

@@ -47,8 +47,8 @@ def row(
         _text("idempotency_key", idempotency_key, 255)
         if idempotency_key.startswith("schedule:"):
             raise JobError(
-                f'idempotency_key {idempotency_key!r} starts with "schedule:", which belongs to the scheduler. '
-                "Choose another prefix."
+                f'idempotency_key {idempotency_key!r} starts with "schedule:", which belongs to the '
+                "scheduler. Choose another prefix."
             )
     return {
         "type": type,

@@ -141,8 +141,8 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
                 for index in by_key[key]:
                     if found[key].type != rows[index]["type"]:
                         raise JobError(
-                            f'idempotency_key {key!r} belongs to job {found[key].pk} of type "{found[key].type}", '
-                            f'not "{rows[index]["type"]}". Put the type into the key.'
+                            f"idempotency_key {key!r} belongs to job {found[key].pk} of type "
+                            f'"{found[key].type}", not "{rows[index]["type"]}". Put the type into the key.'
                         )
                     placed[index] = found[key]
         self._announce_enqueued(new, db)
@@ -162,11 +162,12 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     def _announce_enqueued(self, jobs: Collection[Job], db: str) -> None:
         if signals.enqueued.receivers and jobs:
-            transaction.on_commit(
-                lambda: [signals.send(signals.enqueued, job=job) for job in jobs] and None,
-                using=db,
-                robust=True,
-            )
+
+            def announce() -> None:
+                for job in jobs:
+                    signals.send(signals.enqueued, job=job)
+
+            transaction.on_commit(announce, using=db, robust=True)
 
     # --- claim -----------------------------------------------------------------------------------
 
@@ -217,7 +218,8 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         mine = self.using(alias).running().filter(pk__in=list(claims), claim_token__in=tokens)
         seconds = conf.current().LEASE if lease is None else lease
         values = {**sql.assignments(RENEW), "locked_until": AfterSeconds(Value(seconds))}
-        renewed = {job.claim_token for job in sql.move(mine, values, returning=["claim_token"])}
+        moved = sql.move(mine, values, returning=["claim_token"])
+        renewed = {job.claim_token for job in moved if job.claim_token is not None}
         if renewed != tokens:
             renewed |= set(mine.values_list("claim_token", flat=True))
         return renewed
@@ -365,11 +367,11 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         return moved
 
     def fail_unserved(self, type: str, *, grace: float, db: str | None = None) -> list[Job]:
-        """End as ``failed`` the jobs of a type that no worker serves and that are due for ``grace`` seconds."""
+        """End as ``failed`` the jobs of a type that no worker serves, due for ``grace`` seconds."""
         alias = self.alias(db)
         text = (
-            f'Unknown type: no worker has announced "{type}" for {grace:g} s. Is it registered by the jobs.py '
-            "of an installed app, and does a worker run that code? Then requeue."
+            f'Unknown type: no worker has announced "{type}" for {grace:g} s. Is it registered by the '
+            "jobs.py of an installed app, and does a worker run that code? Then requeue."
         )
         values = sql.assignments(FAIL, error=Value(text), facts=Value(json.dumps({"reason": text})))
         due = self.using(alias).ready().filter(type=type, run_at__lte=AfterSeconds(Value(-grace)))
@@ -385,12 +387,13 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     def cancel(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
         """Call off a ready or running job; return whether this call did it.
 
-        A running handler is told at its next heartbeat; its effects may still happen, its finish is refused.
+        A running handler is told at its next heartbeat; its effects may still happen, its finish is
+        refused.
         """
         return self._by_hand(CANCEL, job, by, signals.cancelled, db)
 
     def requeue(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
-        """Give a failed, dead or cancelled job a fresh set of attempts, due now; return whether it was."""
+        """Give a failed, dead or cancelled job fresh attempts, due now; return whether this call did."""
         return self._by_hand(REQUEUE, job, by, signals.requeued, db)
 
     def run_now(self, job: Job | int, *, by: str = "", db: str | None = None) -> bool:
@@ -413,7 +416,8 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     def pending_count(self, *, queue: str = "default", db: str | None = None) -> int:
         """Count the ready jobs of ``queue``, future ones included."""
-        return self.using(self.alias(db)).filter(status=Literal("ready"), queue=queue).count()
+        waiting: JobQuerySet = self.using(self.alias(db)).filter(CLAIMABLE["ready"], queue=queue)
+        return waiting.count()
 
     def _each(self, rows: Sequence[Any], write: Callable[[Sequence[Any]], list[Job]]) -> list[Job]:
         """Write ``rows`` together, or one by one when one of them makes the statement fail."""

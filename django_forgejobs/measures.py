@@ -38,7 +38,7 @@ class Snapshot:
 
 
 def snapshot(db: str) -> Snapshot:
-    """Measure the queue of ``db``. The counts read the whole table once; the rest is bounded by its live rows."""
+    """Measure the queue of ``db``. The counts read the whole table; the rest its live rows only."""
     jobs = Job.objects.using(db)
     counts: dict[str, dict[str, int]] = defaultdict(dict)
     grouped = jobs.values_list("queue", "status").annotate(number=Count("id"))

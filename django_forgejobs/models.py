@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Length, Now
@@ -13,8 +15,8 @@ from django_forgejobs.payloads import StrictEncoder
 from django_forgejobs.states import ENDED, Status
 
 
-def _strict_json(verbose_name: str, **options: object) -> models.JSONField:  # type: ignore[type-arg]
-    return models.JSONField(verbose_name, encoder=StrictEncoder, **options)  # type: ignore[arg-type]
+def _strict_json(verbose_name: Any, **options: Any) -> models.JSONField:
+    return models.JSONField(verbose_name, encoder=StrictEncoder, **options)
 
 
 def _words(statuses: frozenset[Status]) -> list[str]:
@@ -186,4 +188,4 @@ class Tally(models.Model):
         verbose_name_plural = _("tallies")
 
     def __str__(self) -> str:
-        return f"{self.count} × {self.event} of {self.type}"
+        return f"{self.event} of {self.type}: {self.count}"

@@ -13,12 +13,13 @@ from django_forgejobs.exceptions import JobError
 
 if TYPE_CHECKING:
     from django_forgejobs.explain import Reason
+    from django_forgejobs.managers import JobManager
     from django_forgejobs.models import Job
 
 Handlers = Mapping[str, Callable[..., Any]]
 
 
-def _jobs() -> Any:
+def _jobs() -> JobManager:
     from django_forgejobs.models import Job
 
     return Job.objects
@@ -135,7 +136,8 @@ def heartbeat(claim_token: UUID | str, *, db: str | None = None) -> bool:
         token = claim_token if isinstance(claim_token, UUID) else UUID(claim_token)
     except (ValueError, TypeError, AttributeError):
         raise JobError(
-            f"claim_token={claim_token!r} is no claim token. Give your handler a parameter of that name and pass it on."
+            f"claim_token={claim_token!r} is no claim token. Give your handler a parameter of that "
+            "name and pass it on."
         ) from None
     context = live(token)
     return context.heartbeat() if context is not None else _jobs().heartbeat(token, db=db)
@@ -151,7 +153,8 @@ def reclaim(*, db: str | None = None) -> int:
 
 def get_job(id: int, *, db: str | None = None) -> Job | None:
     """Return the job, or ``None``; archived jobs are not looked for."""
-    return _jobs().using(_jobs().alias(db)).filter(pk=id).first()
+    found: Job | None = _jobs().using(_jobs().alias(db)).filter(pk=id).first()
+    return found
 
 
 def pending_count(*, queue: str = "default", db: str | None = None) -> int:

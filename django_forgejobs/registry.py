@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from django_forgejobs import conf
 from django_forgejobs.backoff import Policy
-from django_forgejobs.exceptions import JobError
+from django_forgejobs.exceptions import JobError, PermanentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,14 +148,24 @@ def types() -> list[str]:
     return sorted(_definitions)
 
 
-def definitions(handlers: Mapping[str, Callable[..., Any]] | None) -> Mapping[str, Definition]:
+class Definitions(dict[str, Definition]):
+    """Definitions by type. A type that is not among them has one that fails its job for good."""
+
+    def __missing__(self, type_: str) -> Definition:
+        def unknown(payload: Any) -> None:
+            raise PermanentError(
+                f'Unknown type: no handler is given for "{type_}". Register it, then requeue the job.'
+            )
+
+        return Definition(type_, unknown)
+
+
+def definitions(handlers: Mapping[str, Callable[..., Any]] | None) -> Definitions:
     """Return definitions by type: the registry's, or those of an explicit ``handlers`` dict.
 
     A type that is registered too keeps its registered policy under the handler given.
     """
-    if handlers is None:
-        return dict(_definitions)
-    return dict(_explicit(handlers))
+    return Definitions(_definitions) if handlers is None else Definitions(_explicit(handlers))
 
 
 def _explicit(handlers: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, Definition]]:

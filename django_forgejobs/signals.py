@@ -26,6 +26,6 @@ requeued = Signal()  # job, by
 
 
 def send(signal: Signal, **facts: Any) -> None:
-    """Send ``signal`` about ``facts["job"]``; receivers' exceptions are logged by Django and go no further."""
+    """Send ``signal`` about ``facts["job"]``; what a receiver raises is logged and goes no further."""
     if signal.receivers:
         signal.send_robust(sender=type(facts["job"]), **facts)

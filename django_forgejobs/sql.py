@@ -344,7 +344,7 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
         if delete:
             cursor.execute(f"{chosen} DELETE FROM {TABLE} WHERE {one_of} RETURNING id", found.params)
             return [row[0] for row in cursor.fetchall()]
-        columns = ", ".join(field.column for field in _model()._meta.concrete_fields)
+        columns = ", ".join(str(field.column) for field in _model()._meta.concrete_fields)
         cursor.execute(
             f"{chosen} INSERT INTO forgejobs_archivedjob ({columns}) "
             f"SELECT {columns} FROM {TABLE} WHERE {one_of} RETURNING id",
@@ -426,7 +426,7 @@ def _field(name: str) -> Any:
 
 
 def _model() -> type[Job]:
-    return apps.get_model("forgejobs", "Job")  # type: ignore[return-value]
+    return apps.get_model("forgejobs", "Job")
 
 
 def _jobs(db: str) -> Any:

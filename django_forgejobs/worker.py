@@ -52,7 +52,7 @@ class Ended(enum.Enum):
 
 
 def identity(name: str = "") -> str:
-    """Return a name for one start of a worker process, unique also among containers that share host and pid."""
+    """Return a name for one start of a process, unique also where containers share host and pid."""
     host = (name or socket.gethostname()).encode("ascii", "replace").decode()[:120]
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
 
@@ -62,7 +62,7 @@ class Running:
     """One claimed job in the hands of this worker, until its end is written."""
 
     job: Job
-    definition: Definition | None
+    definition: Definition
     context: JobContext
     started: float = field(default_factory=time.monotonic)
     told: bool = False
@@ -299,7 +299,7 @@ class Worker:
         patience = self.settings.SUSPECT_PATIENCE
         if now - self._suspects_seen_at < patience:
             return False
-        waiting = Job.objects.using(self.db).suspects(self.queues, self.types).exists()
+        waiting = bool(Job.objects.using(self.db).suspects(self.queues, self.types).exists())
         if not waiting:
             self._suspects_seen_at = now
         elif not self._making_room:
@@ -312,12 +312,12 @@ class Worker:
         for job in jobs:
             self.claimed += 1
             self._suspect_first = not job.lease_expirations
-            definition = self.definitions.get(job.type)
+            definition = self.definitions[job.type]
             context = JobContext(
                 job,
                 lease=self.settings.LEASE,
                 renew=self._keeper.ask,
-                timeout=definition.timeout if definition else None,
+                timeout=definition.timeout,
             )
             running = Running(job, definition, context)
             self._running[job.pk] = running
@@ -377,7 +377,6 @@ class Worker:
 
     def _give_up(self, running: Running) -> None:
         """End the claim of a handler that does not come back; its thread, and so its slot, is lost."""
-        assert running.definition is not None
         seconds = time.monotonic() - running.started
         outcome = executor.timed_out(running.job, running.definition, seconds)
         logger.error("Job %s is stuck in its thread, whose slot is lost.", running.job)
