@@ -1,4 +1,8 @@
-"""What must not leak from one job into the next: transactions, sessions, language, time zone, signals."""
+"""What must not leak from one job into the next: transactions, sessions, signal handlers.
+
+Language, time zone and every other context variable cannot: ``executor`` runs each handler in a copy of
+the context.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django.db import connections, reset_queries
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone, translation
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -37,7 +40,7 @@ def jobs() -> Iterator[None]:
     """Clean this thread up when the job inside is over, however it ends.
 
     An open transaction is rolled back and autocommit restored; a connection that is broken or whose
-    session was changed is closed; language and time zone are deactivated; signal handlers restored.
+    session was changed is closed; signal handlers are restored.
     """
     changed: set[str] = set()
     handlers = _signal_handlers()
@@ -51,12 +54,9 @@ def jobs() -> Iterator[None]:
             stack.close()
             for connection in connections.all(initialized_only=True):
                 _clean(connection, session_changed=connection.alias in changed)
-            translation.deactivate()
-            timezone.deactivate()
             for number, handler in handlers.items():
                 if signal.getsignal(number) is not handler:
                     signal.signal(number, handler)
-            reset_queries()
             _idle.since = time.monotonic()
 
 
@@ -86,8 +86,7 @@ def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
         connection.needs_rollback = False
         return
     try:
-        if connection.in_atomic_block or connection.savepoint_ids or not connection.get_autocommit():
-            _leave_transaction(connection)
+        _leave_transaction(connection)
         broken = connection.errors_occurred and not connection.is_usable()
     except Exception:  # a connection in an unknown state is replaced, whatever it complains about
         broken = True
@@ -96,7 +95,25 @@ def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
         close(connection)
 
 
+def reachable(db: str) -> bool:
+    """Probe ``db`` on this thread's own connection, the one that a handler has just had.
+
+    A cut connection counts as an outage even where a new one could be had: it was not the handler's doing.
+    What is open on it is rolled back first, since a failed transaction answers nothing.
+    """
+    connection = connections[db]
+    try:
+        if connection.connection is None:
+            connection.ensure_connection()
+        _leave_transaction(connection)
+        return bool(connection.is_usable())
+    except Exception:
+        return False
+
+
 def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
+    if not connection.in_atomic_block and not connection.savepoint_ids and connection.get_autocommit():
+        return
     connection.in_atomic_block = False
     connection.savepoint_ids = []
     connection.atomic_blocks = []

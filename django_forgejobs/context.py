@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -38,6 +39,7 @@ class JobContext:
         self.deadline = None if timeout is None else now + timeout
         self.revoked = False
         self.stopping = False
+        self.over = False
         self.on_stop: Callable[[], object] | None = None
         self._renew = renew
 
@@ -60,12 +62,12 @@ class JobContext:
 
         A handler that can be continued raises ``Snooze(in_=0)``; the attempt is not charged.
         """
-        late = self.deadline is not None and time.monotonic() >= self.deadline
-        return late or self.stopping or self.lease_lost
+        return self.late or self.stopping or self.lease_lost
 
-    def renewed(self) -> None:
-        """Note that the database has just confirmed the claim."""
-        self.renewed_at = time.monotonic()
+    @property
+    def late(self) -> bool:
+        """Whether the type's timeout is over."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def revoke(self) -> None:
         """Note that the claim is gone, and tell the handler."""
@@ -74,8 +76,10 @@ class JobContext:
 
     def tell(self) -> None:
         """Cancel an async handler; a sync one sees ``should_stop``."""
-        if self.on_stop is not None:
-            self.on_stop()
+        stop = self.on_stop
+        if stop is not None:
+            with suppress(RuntimeError):  # its loop has closed meanwhile: it is over anyway
+                stop()
 
 
 _lock = threading.Lock()

@@ -8,11 +8,11 @@ import inspect
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import async_to_sync
-from django.db import connections
 
 from django_forgejobs import backoff, conf, faults, payloads
 from django_forgejobs.exceptions import JobError, PermanentError, Retry, Snooze
@@ -33,17 +33,23 @@ _CAUSES = 5
 OUTAGE_DELAY = 5.0
 
 
-def execute(job: Job, definition: Definition, context: JobContext, *, db: str) -> Outcome:
+def execute(
+    job: Job, definition: Definition, context: JobContext, *, reachable: Callable[[], bool]
+) -> Outcome:
     """Run ``job`` and return its outcome; never raises, whatever the handler raises.
 
     The handler runs in a copy of the current context, so nothing it sets there reaches the next job. If
-    the process dies inside, the row is still ``running`` and its lease will end.
+    the process dies inside, the row is still ``running`` and its lease will end. ``reachable`` is asked
+    when the handler ends with a database error that looks like an outage.
     """
     started = time.monotonic()
     try:
         value = contextvars.copy_context().run(_call, definition, job, context)
     except BaseException as error:
-        return _failure(job, definition, error, time.monotonic() - started, db)
+        seconds = time.monotonic() - started
+        if isinstance(error, asyncio.CancelledError) and context.late:
+            return timed_out(job, definition, seconds)
+        return _failure(job, definition, error, seconds, reachable)
     seconds = time.monotonic() - started
     if value is None:
         return Outcome(job, COMPLETE, seconds=seconds)
@@ -58,8 +64,8 @@ def execute(job: Job, definition: Definition, context: JobContext, *, db: str) -
 def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
     """Return the outcome of a job that has not come back ``seconds`` after its start."""
     text = (
-        f"Timeout: the handler was still running {seconds:.1f} s after its start (limit "
-        f"{definition.timeout:g} s) and did not react to context.should_stop."
+        f"Timeout: the handler was still running {seconds:.1f} s after its start; its limit is "
+        f"{definition.timeout:g} s."
     )
     error = TimeoutError(text)
     return _attempt_failed(job, definition, error, seconds, text=text)
@@ -98,17 +104,21 @@ def _call_async(awaitable: Any, context: JobContext) -> Any:
     return async_to_sync(run)()
 
 
-def _failure(job: Job, definition: Definition, error: BaseException, seconds: float, db: str) -> Outcome:
-    if isinstance(error, Snooze):
-        return _said(job, definition, error, seconds)
-    if isinstance(error, Retry):
+def _failure(
+    job: Job,
+    definition: Definition,
+    error: BaseException,
+    seconds: float,
+    reachable: Callable[[], bool],
+) -> Outcome:
+    if isinstance(error, Snooze | Retry):
         return _said(job, definition, error, seconds)
     if isinstance(error, PermanentError):
         return Outcome(
             job, FAIL, error=describe(error), facts=_facts(error), exception=error, seconds=seconds
         )
     charged = _attempt_failed(job, definition, error, seconds)
-    if faults.is_outage(error) and not _reachable(db):
+    if faults.is_outage(error) and not reachable():
         facts = {**_facts(error), "reason": "the queue's database was out of reach", "outage": True}
         return Outcome(job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged)
     return charged
@@ -143,20 +153,6 @@ def _attempt_failed(
         policy = fallback if definition.backoff is None else definition.backoff
         delay = backoff.delay(policy, job.attempts, error, fallback=fallback)
     return Outcome(job, RETRY, delay=delay, error=text, facts=_facts(error), exception=error, seconds=seconds)
-
-
-def _reachable(db: str) -> bool:
-    """Probe the queue's database on this thread's own connection, the one that the handler had.
-
-    Cut connections count as an outage even when a new one could be had: it was not the handler's doing.
-    """
-    connection = connections[db]
-    try:
-        if connection.connection is None:
-            connection.ensure_connection()
-        return connection.is_usable()
-    except Exception:
-        return False
 
 
 # --- Errors in words: bounded, and always storable -----------------------------------------------

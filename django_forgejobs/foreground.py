@@ -48,12 +48,15 @@ def _alone(job: Job, definition: Definition, db: str) -> None:
     ):
         context = JobContext(job, lease=settings.LEASE, renew=keeper.ask, timeout=definition.timeout)
         keeper.add(context)
-        with _told_at(context), between.jobs():
-            outcome = executor.execute(job, definition, context, db=db)
-        if pressed:
-            outcome = executor.released(job, "interrupted by Ctrl-C", delay=0.0)
-        _write(outcome, db)
-        keeper.remove(context)
+        try:
+            with _told_at(context), between.jobs():
+                outcome = executor.execute(job, definition, context, reachable=lambda: between.reachable(db))
+            context.over = True
+            if pressed:
+                outcome = executor.released(job, "interrupted by Ctrl-C", delay=0.0)
+            _write(outcome, db)
+        finally:
+            keeper.remove(context)
     if pressed:
         raise KeyboardInterrupt
 
@@ -71,7 +74,8 @@ def _in_transaction(job: Job, definition: Definition, db: str) -> None:
 
     context = JobContext(job, lease=settings.LEASE, renew=renew, timeout=definition.timeout)
     savepoint = transaction.savepoint(using=db)
-    outcome = executor.execute(job, definition, context, db=db)
+    # An outage takes the caller's transaction with it, so there is nothing to probe.
+    outcome = executor.execute(job, definition, context, reachable=lambda: True)
     try:
         if transaction.get_rollback(using=db):
             raise DatabaseError("the handler left a broken transaction")

@@ -134,9 +134,8 @@ class LeaseKeeper:
         return True
 
     def _lost(self, one: JobContext) -> None:
-        with self._wake:
-            if self._held.get(one.job_id) is not one:
-                return  # its end was written while the renewal was under way
+        if one.over:
+            return  # no handler to tell; whether its end was written, the finish itself finds out
         logger.warning(
             "Job %s %s: the lease of claim %s is gone (cancelled, or given to another worker). Its handler "
             "is told; its result will not be accepted.",

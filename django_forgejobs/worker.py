@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, reset_queries
 
 from django_forgejobs import (
     between,
@@ -225,6 +225,7 @@ class Worker:
             self._stuck -= 1  # a thread that had timed out came back after all; its claim is gone
             return
         del self._running[running.job.pk]
+        running.context.over = True
         self._unwritten[running.job.pk] = running, outcome
         self._look_again = True
         self._write_at = 0.0
@@ -335,7 +336,13 @@ class Worker:
         try:
             while (running := self._work.get()) is not None:
                 with between.jobs():
-                    outcome = executor.execute(running.job, running.definition, running.context, db=self.db)
+                    outcome = executor.execute(
+                        running.job,
+                        running.definition,
+                        running.context,
+                        reachable=lambda: between.reachable(self.db),
+                    )
+                reset_queries()
                 self._inbox.put((running, outcome))
                 del running, outcome
         finally:
