@@ -1,7 +1,8 @@
 """Settings of the project that the tests and the demo run in. Not an example for production.
 
 Read from the environment: DATABASE_URL, DEBUG, FORGEJOBS_JSON (the FORGEJOBS dict, for tests that
-start real processes) and FORGEJOBS_TEST_APPS (comma separated apps to install besides).
+start real processes), FORGEJOBS_TEST_APPS (comma separated apps to install besides) and
+MAIL_DIRECTORY (where mail is written).
 """
 
 import json
@@ -28,7 +29,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_forgejobs",
-    # The demo's app, testproject.clocks, goes here.
+    "testproject.clocks",
     *filter(None, os.environ.get("FORGEJOBS_TEST_APPS", "").split(",")),
 ]
 
@@ -84,14 +85,16 @@ USE_I18N = True
 USE_TZ = True
 TIME_ZONE = "UTC"
 
-# Mail goes to files. Django 6.1 has a new setting for it and calls the old ones deprecated.
+# Mail goes to files.
+MAIL_DIRECTORY = os.environ.get("MAIL_DIRECTORY") or str(RUN / "emails")
+# Django 6.1 has a new setting for it and calls the old ones deprecated.
 if django.VERSION >= (6, 1):
     MAILERS = {
         "default": {
             "BACKEND": "django.core.mail.backends.filebased.EmailBackend",
-            "OPTIONS": {"file_path": str(RUN / "emails")},
+            "OPTIONS": {"file_path": MAIL_DIRECTORY},
         }
     }
 else:
     EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-    EMAIL_FILE_PATH = str(RUN / "emails")
+    EMAIL_FILE_PATH = MAIL_DIRECTORY
