@@ -319,6 +319,16 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     # --- reclaim ---------------------------------------------------------------------------------
 
+    def reclaim(self, *, db: str | None = None, stop: Callable[[], bool] | None = None) -> list[Job]:
+        """Put back, or bury, every job whose lease ran out; return them. A commit for each batch."""
+        reclaimed: list[Job] = []
+        after, more = 0, True
+        while more and not (stop is not None and stop()):
+            moved, after = self.reclaim_batch(after=after, db=db)
+            reclaimed += moved
+            more = after > 0
+        return reclaimed
+
     def reclaim_batch(self, *, after: int = 0, db: str | None = None) -> tuple[list[Job], int]:
         """Put back, or bury, a batch of jobs whose leases ran out; return them and where to go on.
 
@@ -413,6 +423,11 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         return bool(moved)
 
     # --- questions -------------------------------------------------------------------------------
+
+    def get_job(self, id: int, *, db: str | None = None) -> Job | None:
+        """Return the job, or ``None``; archived jobs are not looked for."""
+        found: Job | None = self.using(self.alias(db)).filter(pk=id).first()
+        return found
 
     def pending_count(self, *, queue: str = "default", db: str | None = None) -> int:
         """Count the ready jobs of ``queue``, future ones included."""

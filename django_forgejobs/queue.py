@@ -153,8 +153,7 @@ def reclaim(*, db: str | None = None) -> int:
 
 def get_job(id: int, *, db: str | None = None) -> Job | None:
     """Return the job, or ``None``; archived jobs are not looked for."""
-    found: Job | None = _jobs().using(_jobs().alias(db)).filter(pk=id).first()
-    return found
+    return _jobs().get_job(id, db=db)
 
 
 def pending_count(*, queue: str = "default", db: str | None = None) -> int:

@@ -23,14 +23,9 @@ class Tick:
     unserved: int = 0
 
 
-def tick(db: str, *, stop: Callable[[], bool] = lambda: False) -> Tick:
+def tick(db: str, *, stop: Callable[[], bool] | None = None) -> Tick:
     """Reclaim every expired lease, in batches with a commit each, then sweep types that nobody serves."""
-    reclaimed: list[Job] = []
-    after, more = 0, True
-    while more and not stop():
-        moved, after = Job.objects.reclaim_batch(after=after, db=db)
-        reclaimed += moved
-        more = after > 0
+    reclaimed = Job.objects.reclaim(db=db, stop=stop)
     buried = sum(job.finished_at is not None for job in reclaimed)
     return Tick(len(reclaimed) - buried, buried, sweep(db))
 
