@@ -22,13 +22,27 @@ class Backoff:
     """Exponential delays in seconds: ``base * factor ** (attempt - 1)``, capped, jittered.
 
     ``jitter`` is the share of the delay that chance decides: 0 is none, 0.5 (half) draws from the
-    upper half of it, 1 from all of it.
+    upper half of it, 1 from all of it. ``ValueError`` for numbers that make no sense.
     """
 
     base: float = 5.0
     factor: float = 2.0
     cap: float = 3600.0
     jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            try:
+                number = seconds(getattr(self, one.name), what="a number")
+            except ValueError as error:
+                raise ValueError(f"{one.name}: {error}") from None
+            object.__setattr__(self, one.name, number)
+        if self.factor < 1:
+            raise ValueError("factor must be 1 or more")
+        if self.cap < self.base:
+            raise ValueError(f"cap {self.cap:g} is below base {self.base:g}")
+        if self.jitter > 1:
+            raise ValueError("jitter is a share between 0 and 1")
 
 
 RETENTION_DEFAULT: Mapping[str, float | None] = {
@@ -104,7 +118,8 @@ def _parse(raw: Any) -> tuple[Settings, list[str]]:
         values["HEARTBEAT"] = min(values.get("LEASE", Settings.LEASE) / 3, 60.0)
     values.setdefault("LISTEN_DATABASE", values.get("DATABASE", Settings.DATABASE))
     loaded = Settings(**values)
-    if loaded.LEASE < 3 * loaded.HEARTBEAT:
+    # Divided as above: three times a third of 3.1 is more than 3.1.
+    if loaded.LEASE / 3 < loaded.HEARTBEAT:
         wrong.append(
             f"FORGEJOBS['LEASE'] = {loaded.LEASE:g} is shorter than three heartbeats of "
             f"{loaded.HEARTBEAT:g} s: two lost heartbeats would cost a live worker its job. Raise LEASE "
@@ -124,7 +139,8 @@ def seconds(value: float | timedelta, *, what: str = "a number of seconds") -> f
     """Return ``value`` (seconds or ``timedelta``) as a finite float ≥ 0; ``ValueError`` otherwise."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"expected {what} or a timedelta")
     if value < 0:
         raise ValueError("it must not be negative")
@@ -158,14 +174,7 @@ def _backoff(value: Any) -> Backoff:
     for key in value:
         if key not in known:
             raise ValueError(f"{key!r} is not one of base, factor, cap, jitter")
-    result = Backoff(**{key: seconds(number, what="a number") for key, number in value.items()})
-    if result.factor < 1:
-        raise ValueError("factor must be 1 or more")
-    if result.cap < result.base:
-        raise ValueError(f"cap {result.cap:g} is below base {result.base:g}")
-    if result.jitter > 1:
-        raise ValueError("jitter is a share between 0 and 1")
-    return result
+    return Backoff(**value)
 
 
 def _retention(value: Any) -> Mapping[str, float | None]:
