@@ -30,7 +30,7 @@ def delay(policy: Policy, attempt: int, error: BaseException, *, fallback: Backo
         return seconds(policy)
     try:
         return seconds(policy(attempt, error))
-    except Exception:
+    except BaseException:  # user code, like a handler: SystemExit out of it must not lose a retry
         logger.exception("A backoff callable failed on attempt %s; the default is used.", attempt)
         return _exponential(fallback, attempt)
 
