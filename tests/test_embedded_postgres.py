@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testproject import postgres
+from testproject import postgres, postgres_guard
 from tests.waiting import wait_for
 
 # psutil comes with the embedded PostgreSQL, psycopg with the extra `postgres`.
@@ -48,7 +48,7 @@ def home() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="postgres-", dir=CHECKOUT / ".run") as directory:
         yield Path(directory)
-        postgres.sweep(directory)
+        postgres_guard.sweep(directory)
 
 
 @pytest.fixture
@@ -97,9 +97,7 @@ def wait_until_gone(home: Path, facts: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("version", postgres.VERSIONS)
-def test_a_server_of_each_version_answers_and_is_gone_after_its_block(
-    version: int, home: Path
-) -> None:
+def test_a_server_of_each_version_answers_and_is_gone_after_its_block(version: int, home: Path) -> None:
     with postgres.embedded_server(version, home) as server:
         with psycopg.connect(server.url) as connection:
             assert connection.info.server_version // 10_000 == version
@@ -148,7 +146,7 @@ def test_a_stopped_server_refuses_connections_until_it_is_started(home: Path) ->
 
 def test_a_server_that_cannot_start_says_why_and_leaves_nothing(home: Path) -> None:
     with (
-        pytest.raises(postgres.EmbeddedPostgresError, match="max_connections"),
+        pytest.raises(postgres_guard.EmbeddedPostgresError, match="max_connections"),
         postgres.embedded_server(directory=home, settings={"max_connections": "many"}),
     ):
         pass
@@ -158,9 +156,9 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(home: Path) -> N
 def test_a_path_too_long_for_a_socket_gets_a_short_one_for_a_while(home: Path) -> None:
     deep = home / ("long-" * 25)
     with postgres.embedded_server(directory=deep) as server:
-        short = postgres._short_socket_directory(server.directory)
+        short = postgres_guard.short_socket_directory(server.directory)
         assert answers(server.url)
-        assert (short / postgres.SOCKET_NAME).exists()
+        assert (short / postgres_guard.SOCKET_NAME).exists()
     assert not short.exists()
     assert remains(deep) == []
 
@@ -177,9 +175,7 @@ def test_the_server_vanishes_when_its_owner_is_killed(
 
 
 @pytest.mark.parametrize("owner", ["fork"], indirect=True)
-def test_a_forked_child_does_not_keep_the_server_alive(
-    owner: subprocess.Popen[str], home: Path
-) -> None:
+def test_a_forked_child_does_not_keep_the_server_alive(owner: subprocess.Popen[str], home: Path) -> None:
     facts = facts_of(owner)
     owner.kill()
     owner.wait(30)
@@ -192,7 +188,7 @@ def test_the_guard_stops_the_server_when_it_is_terminated_itself(home: Path) -> 
         server.guard.terminate()
         server.guard.wait(30)
         wait_until_gone(home, facts)
-        with pytest.raises(postgres.EmbeddedPostgresError, match="guard"):
+        with pytest.raises(postgres_guard.EmbeddedPostgresError, match="guard"):
             server.restart()
 
 
@@ -213,7 +209,7 @@ def test_what_a_killed_guard_left_is_swept_at_the_next_start(
 
 def test_a_sweep_leaves_servers_in_use_alone(home: Path) -> None:
     with postgres.embedded_server(directory=home) as server:
-        postgres.sweep(home)
+        postgres_guard.sweep(home)
         assert answers(server.url)
 
 

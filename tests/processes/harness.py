@@ -69,9 +69,7 @@ class Process:
             running = self.is_running()  # one more look at what it printed last
             return False
 
-        wait_for(
-            seen, timeout=timeout, message=lambda: f"{text!r} was not printed, but:\n{self.output}"
-        )
+        wait_for(seen, timeout=timeout, message=lambda: f"{text!r} was not printed, but:\n{self.output}")
         return self.output
 
     def terminate(self) -> None:
