@@ -19,7 +19,7 @@ endif
 .PHONY: help demo test lint clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*##/  make \1\t/p' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.installed  ## Run the demo: migrations, jobs, a worker and the admin
 	@$(PYTHON) -m testproject.demo $(ARGS)
