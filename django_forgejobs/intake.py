@@ -12,8 +12,6 @@ from django_forgejobs.exceptions import JobError
 
 logger = logging.getLogger("django_forgejobs")
 
-PRIORITIES = range(-100, 101)
-
 
 def row(
     type: str,
@@ -32,7 +30,7 @@ def row(
     of ``None`` is stored as ``{}``, since handlers are promised a dict.
     """
     settings = conf.current()
-    _text("type", type, 200)
+    payloads.check_name("type", type, 200)
     policy = registry.get(type)
     if policy is None:
         logger.debug('Enqueued "%s", which no jobs.py of this process registers.', type)
@@ -40,11 +38,9 @@ def row(
     queue = _first(queue, policy.queue, "default")
     priority = _first(priority, policy.priority, 0)
     max_attempts = _first(max_attempts, policy.max_attempts, settings.DEFAULT_MAX_ATTEMPTS)
-    _text("queue", queue, 64)
-    _whole("priority", priority, PRIORITIES.start, PRIORITIES.stop - 1)
-    _whole("max_attempts", max_attempts, 1, 2**31 - 1)
+    registry.check(queue=queue, priority=priority, max_attempts=max_attempts)
     if idempotency_key is not None:
-        _text("idempotency_key", idempotency_key, 255)
+        payloads.check_name("idempotency_key", idempotency_key, 255)
         if idempotency_key.startswith("schedule:"):
             raise JobError(
                 f'idempotency_key {idempotency_key!r} starts with "schedule:", which belongs to the '
@@ -67,8 +63,8 @@ def rows(jobs: Any) -> list[dict[str, Any]]:
     for index, arguments in enumerate(jobs):
         if not isinstance(arguments, Mapping):
             raise JobError(
-                f"jobs[{index}] is {arguments!r}; each must be a dict of enqueue's arguments, such as "
-                '{"type": "email.send", "payload": {…}}.'
+                f"jobs[{index}] is {payloads.in_words(arguments)}; each must be a dict of enqueue's "
+                'arguments, such as {"type": "email.send", "payload": {…}}.'
             )
         try:
             result.append(row(**arguments))
@@ -82,15 +78,18 @@ def _when(available_in: float | timedelta, run_at: datetime | None) -> dict[str,
     try:
         delay = conf.seconds(available_in)
     except ValueError as error:
-        raise JobError(f"available_in={available_in!r}: {error}.") from None
+        raise JobError(f"available_in={payloads.in_words(available_in)}: {error}.") from None
     if run_at is None:
         return {"run_at": None, "delay": delay}
     if delay:
         raise JobError(
-            f"Both available_in={available_in!r} and run_at={run_at!r} were given. Give one of them."
+            f"Both available_in={available_in!r} and run_at={payloads.in_words(run_at)} were given. "
+            "Give one of them."
         )
     if not isinstance(run_at, datetime):
-        raise JobError(f"run_at={run_at!r} is not a datetime.")
+        raise JobError(
+            f"run_at={payloads.in_words(run_at)} is not a datetime; for seconds there is available_in."
+        )
     if run_at.utcoffset() is None:
         raise JobError(
             f"run_at={run_at!r} has no time zone. Use django.utils.timezone.now() or make_aware()."
@@ -100,23 +99,10 @@ def _when(available_in: float | timedelta, run_at: datetime | None) -> dict[str,
     except OverflowError:
         instant = datetime.max.replace(tzinfo=UTC)
     if not 1970 <= instant.year <= 9000:
-        raise JobError(f"run_at={run_at!r} is outside the years 1970 to 9000.")
+        raise JobError(
+            f"run_at={run_at!r} is outside the years 1970 to 9000. Is it the instant that you mean?"
+        )
     return {"run_at": instant, "delay": 0.0}
-
-
-def _text(name: str, value: Any, longest: int) -> None:
-    if type(value) is not str:
-        raise JobError(f"{name}={value!r} is not a string.")
-    if not value:
-        raise JobError(f"{name} is empty; name it.")
-    payloads.check_text(value, name)
-    if len(value) > longest:
-        raise JobError(f"{name}={value[:40]!r}… is {len(value)} characters, more than {longest}.")
-
-
-def _whole(name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise JobError(f"{name}={value!r} is not a whole number from {least} to {most}.")
 
 
 def _first(*values: Any) -> Any:

@@ -17,6 +17,7 @@ from django_forgejobs.exceptions import JobError
 
 MAX_DEPTH = 100
 _MAX_INT_DIGITS = 4000
+_MAX_INT = 10**_MAX_INT_DIGITS
 
 
 def dumps(value: Any, *, name: str = "payload", max_bytes: int | None = None) -> str:
@@ -77,7 +78,7 @@ def _write_object(value: dict[Any, Any], path: str, depth: int, write: Any) -> N
     for index, (key, item) in enumerate(value.items()):
         if type(key) is not str:
             raise JobError(
-                f"{path} has the key {key!r} ({type(key).__name__}); JSON keys are strings. "
+                f"{path} has the key {in_words(key)} ({type(key).__name__}); JSON keys are strings. "
                 "Convert it with str(…), or pass a list of pairs."
             )
         write("," if index else "{")
@@ -88,7 +89,7 @@ def _write_object(value: dict[Any, Any], path: str, depth: int, write: Any) -> N
 
 
 def _integer(value: int, path: str) -> str:
-    if value.bit_length() > _MAX_INT_DIGITS * 3:
+    if not -_MAX_INT < value < _MAX_INT:
         raise JobError(f"{path} is an integer of more than {_MAX_INT_DIGITS:,} digits; pass it as a string.")
     return int.__repr__(value)
 
@@ -116,6 +117,26 @@ def check_text(text: str, path: str) -> str:
     return text
 
 
+def check_name(what: str, value: Any, longest: int) -> None:
+    """Raise ``JobError`` unless ``value`` is text of 1 to ``longest`` characters that can be stored."""
+    if type(value) is not str:
+        kind = type(value).__name__
+        raise JobError(
+            f"{what}={in_words(value)} is a {kind}, not a plain string; pass one, as str(…) makes it."
+        )
+    if not value:
+        raise JobError(f"{what} is empty; name it.")
+    check_text(value, what)
+    if len(value) > longest:
+        raise JobError(f"{what}={value[:40]!r}… is {len(value)} characters, more than {longest}. Shorten it.")
+
+
+def check_whole(what: str, value: Any, least: int, most: int) -> None:
+    """Raise ``JobError`` unless ``value`` is a whole number from ``least`` to ``most``."""
+    if type(value) is not int or not least <= value <= most:
+        raise JobError(f"{what}={in_words(value)} is not a whole number from {least} to {most}.")
+
+
 def storable(text: str, limit: int) -> str:
     """Return ``text`` made fit for any text or JSON column: never raises, at most ``limit`` characters.
 
@@ -126,6 +147,15 @@ def storable(text: str, limit: int) -> str:
         keep = max(limit - len(cut), 2)
         text = text[: keep - keep // 3] + cut + text[len(text) - keep // 3 :]
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def in_words(value: object) -> str:
+    """Return ``repr(value)`` for a message: bounded and storable, also if ``repr`` raises."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+    return storable(text, 200)
 
 
 def _shown(key: str) -> str:

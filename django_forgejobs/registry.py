@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from django_forgejobs import conf
+from django_forgejobs import conf, payloads
 from django_forgejobs.backoff import Policy
 from django_forgejobs.exceptions import JobError, PermanentError
 
@@ -68,9 +68,6 @@ class Handler(Generic[P, R]):
 _definitions: dict[str, Definition] = {}
 
 
-@overload
-def job(type_: Callable[P, R], /) -> Handler[P, R]: ...
-@overload
 def job(
     type_: str,
     /,
@@ -80,19 +77,29 @@ def job(
     max_attempts: int | None = None,
     timeout: float | timedelta | None = None,
     backoff: Policy | Mapping[str, float] | timedelta | None = None,
-) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
-def job(type_: Any, /, **policy: Any) -> Any:
+) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Register the decorated function as the handler of jobs called ``type_``.
 
     ``queue``, ``priority`` and ``max_attempts`` are what ``enqueue`` uses when it is not told;
     ``timeout`` is seconds; ``backoff`` is seconds, a dict like ``FORGEJOBS["BACKOFF"]`` or a callable of
     (attempt, error) that returns seconds. Raises ``JobError`` for a name that another function has.
+
+    A function may have several names, one ``@job`` each: after a rename the old one serves the jobs
+    that are still queued.
     """
     if not isinstance(type_, str):
         raise JobError(f'@job needs a name: @job("app.{getattr(type_, "__name__", "task")}").')
 
     def decorate(function: Callable[P, R]) -> Handler[P, R]:
-        definition = define(type_, function, **policy)
+        definition = define(
+            type_,
+            function,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            backoff=backoff,
+        )
         known = _definitions.get(type_)
         if known is not None and _origin(known.handler) != _origin(function):
             raise JobError(
@@ -116,10 +123,16 @@ def define(
     backoff: Any = None,
 ) -> Definition:
     """Return a checked ``Definition`` without registering it."""
-    if not type_ or len(type_) > 200:
-        raise JobError(f"A job type is 1 to 200 characters, not {len(type_)} ({type_[:40]!r}).")
+    payloads.check_name("type", type_, 200)
+    try:
+        check(queue=queue, priority=priority, max_attempts=max_attempts)
+    except JobError as error:
+        raise JobError(f'@job("{type_}"): {error}') from None
     if not callable(function):
-        raise JobError(f'The handler of "{type_}" is {function!r}, which cannot be called.')
+        raise JobError(
+            f'The handler of "{type_}" is {payloads.in_words(function)}, which cannot be called. '
+            "Pass the function."
+        )
     if isinstance(backoff, Mapping):
         backoff = _read(type_, "backoff", conf._backoff, backoff)
     elif backoff is not None and not callable(backoff) and not isinstance(backoff, conf.Backoff):
@@ -136,6 +149,16 @@ def define(
         backoff,
         _wants(function),
     )
+
+
+def check(*, queue: str | None, priority: int | None, max_attempts: int | None) -> None:
+    """Raise ``JobError`` unless a row can hold these; ``None`` stands for what the project's default is."""
+    if queue is not None:
+        payloads.check_name("queue", queue, 64)
+    if priority is not None:
+        payloads.check_whole("priority", priority, -100, 100)
+    if max_attempts is not None:
+        payloads.check_whole("max_attempts", max_attempts, 1, 2**31 - 1)
 
 
 def get(type_: str) -> Definition | None:
@@ -178,10 +201,12 @@ def _explicit(handlers: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str,
 
 def _wants(function: Callable[..., Any]) -> frozenset[str]:
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return frozenset()
-    return frozenset({"claim_token", "context"} & set(parameters))
+    # The first one is the payload, whatever its name.
+    named = {one.name for one in parameters[1:] if one.kind is not one.POSITIONAL_ONLY}
+    return frozenset({"claim_token", "context"} & named)
 
 
 def _origin(function: Callable[..., Any]) -> str:
@@ -192,4 +217,4 @@ def _read(type_: str, name: str, read: Callable[[Any], Any], value: Any) -> Any:
     try:
         return read(value)
     except ValueError as error:
-        raise JobError(f'@job("{type_}"): {name}={value!r}: {error}.') from None
+        raise JobError(f'@job("{type_}"): {name}={payloads.in_words(value)}: {error}.') from None

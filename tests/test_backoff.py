@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_forgejobs.backoff import delay
@@ -34,6 +34,7 @@ def test_a_late_attempt_waits_for_the_cap_and_overflows_nothing(attempt: int) ->
     assert delay(STEADY, attempt, ERROR, fallback=Backoff()) == 3600
 
 
+@settings(deadline=None)
 @given(policies, st.integers(min_value=0, max_value=2**31 - 1))
 def test_every_delay_is_between_nothing_and_the_cap(policy: Backoff, attempt: int) -> None:
     assert 0 <= delay(policy, attempt, ERROR, fallback=Backoff()) <= policy.cap

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_forgejobs import conf
@@ -46,6 +46,7 @@ def test_the_age_of_one_status_can_be_set_alone() -> None:
 
 
 @example(3.1)
+@settings(deadline=None)
 @given(st.floats(min_value=0.001, max_value=1e6))
 def test_any_lease_goes_with_the_heartbeat_that_follows_from_it(lease: float) -> None:
     loaded, wrong = conf._parse({"LEASE": lease})
