@@ -16,9 +16,10 @@ class ForgejobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect checks and log lines, then discover jobs."""
-        from importlib import import_module
+        """Connect checks, log lines and counts, then discover jobs."""
+        from django_forgejobs import checks, logs, tally
 
-        for module in ("checks", "logs"):
-            import_module(f"django_forgejobs.{module}")
+        checks.connect()
+        logs.connect()
+        tally.connect()
         autodiscover_modules("jobs")
