@@ -1,0 +1,127 @@
+"""The table guards itself: plain SQL makes right rows, and no impossible ones, on either database."""
+
+import uuid
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import DataError, IntegrityError, connection, transaction
+
+from django_forgejobs import enqueue, process_one
+from django_forgejobs.models import Job
+from django_forgejobs.states import Status
+from tests.factories import make_job
+
+pytestmark = pytest.mark.django_db
+
+TOKEN = uuid.UUID(int=1)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_row_can_be_in_every_status(status: Status) -> None:
+    assert make_job(status=status).status == status
+
+
+def test_a_row_of_type_and_payload_alone_is_a_right_one() -> None:
+    """What any other program may insert."""
+    with connection.cursor() as cursor:
+        cursor.execute("""INSERT INTO forgejobs_job (type, payload) VALUES ('t', '{"n": 1.5}')""")
+    by_sql = Job.objects.get()
+    by_api = Job.objects.get(pk=enqueue("t", {"n": 1.5}))
+    moments = {"run_at", "created_at"}
+    for name in {one.attname for one in Job._meta.concrete_fields} - moments - {"id"}:
+        assert getattr(by_sql, name) == getattr(by_api, name), name
+    for name in moments:
+        passed = getattr(by_api, name) - getattr(by_sql, name)
+        assert 0 <= passed.total_seconds() < 5, name
+    seen: list[Any] = []
+    assert process_one({"t": seen.append})
+    assert process_one({"t": seen.append})
+    assert seen == [{"n": 1.5}, {"n": 1.5}]
+
+
+def test_a_row_without_a_payload_is_given_an_empty_one() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO forgejobs_job (type) VALUES ('t')")
+    assert Job.objects.get().payload == {}
+
+
+IMPOSSIBLE = [
+    ("ready", "status = 'lost'"),
+    ("ready", "status = ''"),
+    ("ready", "status = NULL"),
+    ("ready", "status = 'running'"),
+    ("ready", "status = 'done'"),
+    ("ready", "claim_token = '{token}'"),
+    ("ready", "locked_until = CURRENT_TIMESTAMP"),
+    ("ready", "finished_at = CURRENT_TIMESTAMP"),
+    ("ready", "attempts = max_attempts"),
+    ("ready", "max_attempts = 0"),
+    ("ready", "attempts = -1"),
+    ("ready", "claims = -1"),
+    ("ready", "lease_expirations = -1"),
+    ("ready", "priority = 101"),
+    ("ready", "priority = -101"),
+    ("ready", "type = ''"),
+    ("ready", "type = NULL"),
+    ("ready", "queue = ''"),
+    ("ready", "idempotency_key = ''"),
+    ("ready", "payload = NULL"),
+    ("ready", "run_at = NULL"),
+    ("running", "claim_token = NULL"),
+    ("running", "locked_until = NULL"),
+    ("running", "status = 'ready'"),
+    ("running", "status = 'done', finished_at = CURRENT_TIMESTAMP"),
+    ("running", "finished_at = CURRENT_TIMESTAMP"),
+    ("running", "attempts = max_attempts + 1"),
+    ("done", "finished_at = NULL"),
+    ("failed", "finished_at = NULL"),
+    ("dead", "claim_token = '{token}'"),
+    ("dead", "status = 'ready'"),
+    ("cancelled", "locked_until = CURRENT_TIMESTAMP"),
+    ("cancelled", "attempts = max_attempts + 1"),
+]
+
+
+@pytest.mark.parametrize(("status", "change"), IMPOSSIBLE)
+def test_an_impossible_row_is_refused_also_from_plain_sql(status: str, change: str) -> None:
+    job = make_job(status=status)
+    token = TOKEN.hex
+    with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE forgejobs_job SET {change.format(token=token)} WHERE id = %s", [job.pk])
+
+
+@pytest.mark.parametrize(
+    ("column", "longest"),
+    [("queue", 64), ("type", 200), ("locked_by", 200), ("idempotency_key", 255)],
+)
+def test_a_text_may_be_as_long_as_promised_and_no_longer(column: str, longest: int) -> None:
+    job = make_job()
+    update = f"UPDATE forgejobs_job SET {column} = %s WHERE id = %s"
+    with connection.cursor() as cursor:
+        cursor.execute(update, ["é" * longest, job.pk])
+        with pytest.raises((IntegrityError, DataError)), transaction.atomic():
+            cursor.execute(update, ["é" * (longest + 1), job.pk])
+
+
+def test_a_key_is_had_by_one_row_whatever_its_status() -> None:
+    make_job(idempotency_key="k", status="done")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        make_job(idempotency_key="k")
+    make_job(idempotency_key="K")
+    make_job(idempotency_key=None)
+    make_job(idempotency_key=None)
+
+
+def test_models_and_migrations_agree() -> None:
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+@pytest.mark.postgres_only
+def test_a_heartbeat_stays_in_its_page() -> None:
+    """It would not with `locked_until` in an index, nor in a page filled to the brim."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'forgejobs_job'")
+        assert cursor.fetchone() == (["fillfactor=80"],)
+        cursor.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'forgejobs_job'")
+        assert not [definition for (definition,) in cursor if "locked_until" in definition]
