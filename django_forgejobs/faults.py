@@ -47,7 +47,10 @@ def is_again(error: BaseException) -> bool:
     """Whether the statement lost a race and may simply be repeated: nothing of it happened."""
     if not isinstance(error, DatabaseError):
         return False
-    return sqlstate(error) in _AGAIN_CODES or any(word in str(error) for word in _SQLITE_BUSY)
+    code = sqlstate(error)
+    if code is not None:
+        return code in _AGAIN_CODES
+    return any(word in str(error) for word in _SQLITE_BUSY)
 
 
 def is_outage(error: BaseException) -> bool:
