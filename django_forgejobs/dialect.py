@@ -185,6 +185,22 @@ class Rows(Func):
         return f"SELECT {columns} FROM JSON_EACH(%s)", []
 
 
+class ReadBy(Func):
+    """A table in FROM, read by the index named. SQLite, with no statistics or with some, would rather read
+    all rows of a queue, or sort the whole table, for a LIMIT of one.
+    """
+
+    def __init__(self, table: str, index: str) -> None:
+        super().__init__(output_field=CharField())
+        self.table, self.index = table, index
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.table, []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return f"{self.table} INDEXED BY {self.index}", []
+
+
 class ForEach(Func):
     """Join the rows before it, each with the rows that ``inner`` finds for it, as ``found``.
 
@@ -201,4 +217,5 @@ class ForEach(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         ids = f"SELECT id FROM ({self.inner})"
-        return f"JOIN {self.table} AS found ON found.id IN ({ids})", []
+        # CROSS: SQLite may turn any other join around, and read the whole table for each lane.
+        return f"CROSS JOIN {self.table} AS found ON found.id IN ({ids})", []

@@ -39,6 +39,7 @@ from django_forgejobs.dialect import (
     Literal,
     NewToken,
     Null,
+    ReadBy,
     Rows,
     Zero,
 )
@@ -146,18 +147,18 @@ def claim(
     """
     ready = _jobs(db).ready()
     lane = ready.filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
-    scan = _select(lane.values("id", "priority", "run_at")[:limit])
-    served = f"WHERE head.type IN ({_marks(types)})" if types is not None else ""
-    lanes = _lanes(queues)
+    scan = _select(lane.values("id", "priority", "run_at")[:limit], by="forgejobs_job_lane")
+    served = f"WHERE lane.type IN ({_marks(types)})" if types is not None else ""
+    lanes = _lanes(db, queues)
     frame = (
-        f"{lanes.text}, fresh(id) AS MATERIALIZED (SELECT found.id FROM lane "
-        f"JOIN {TABLE} AS head ON head.id = lane.id {_expression(db, ForEach(TABLE, scan.text)).text} "
+        f"{lanes.text}, fresh(id) AS MATERIALIZED (SELECT found.id FROM lane {_for_each(db, scan.text)} "
         f"{served} ORDER BY found.priority DESC, found.run_at, found.id LIMIT {limit})"
     )
     params = [*lanes.params, *scan.params, *(types or ())]
     chosen = "SELECT id FROM fresh"
     if suspects is not Suspects.NEVER:
-        one = _select(_jobs(db).suspects(queues, types).values("id")[:1])
+        suspect = _jobs(db).suspects(queues, types).values("id")[:1]
+        one = _select(suspect, by="forgejobs_job_suspect")
         frame += f", suspect(id) AS MATERIALIZED ({one.text})"
         params += one.params
         first, second = ("suspect", "fresh") if suspects is Suspects.FIRST else ("fresh", "suspect")
@@ -179,11 +180,8 @@ def claim(
 
 def ready_types(db: str) -> list[str]:
     """Return the types that have a ready row, found by one probe a lane, not by reading the rows."""
-    lanes = _lanes(None)
-    text = (
-        f"WITH RECURSIVE {lanes.text} SELECT DISTINCT head.type FROM lane "
-        f"JOIN {TABLE} AS head ON head.id = lane.id"
-    )
+    lanes = _lanes(db, None)
+    text = f"WITH RECURSIVE {lanes.text} SELECT DISTINCT type FROM lane"
     with connections[db].cursor() as cursor:
         cursor.execute(text, lanes.params)
         return sorted(row[0] for row in cursor.fetchall())
@@ -192,10 +190,9 @@ def ready_types(db: str) -> list[str]:
 def oldest_ready(db: str) -> int | None:
     """Return the id of the job that has been due the longest, by one probe a lane."""
     lane = _jobs(db).ready().filter(**_IN_LANE).order_by("run_at", "id")
-    lanes, scan = _lanes(None), _select(lane.values("id", "run_at")[:1], lock=False)
+    lanes, scan = _lanes(db, None), _select(lane.values("id", "run_at")[:1], lock=False)
     text = (
-        f"WITH RECURSIVE {lanes.text} SELECT found.id FROM lane "
-        f"JOIN {TABLE} AS head ON head.id = lane.id {_expression(db, ForEach(TABLE, scan.text)).text} "
+        f"WITH RECURSIVE {lanes.text} SELECT found.id FROM lane {_for_each(db, scan.text)} "
         f"ORDER BY found.run_at, found.id LIMIT 1"
     )
     with connections[db].cursor() as cursor:
@@ -205,33 +202,45 @@ def oldest_ready(db: str) -> int | None:
 
 
 _IN_LANE = {
-    "queue": RawSQL("head.queue", ()),
-    "type": RawSQL("head.type", ()),
-    "priority": RawSQL("head.priority", ()),
+    "queue": RawSQL("lane.queue", ()),
+    "type": RawSQL("lane.type", ()),
+    "priority": RawSQL("lane.priority", ()),
 }
 
 
-def _lanes(queues: tuple[str, ...] | None) -> Compiled:
-    """A loose index scan: ``lane(id)`` has one ready row of each lane, and a NULL at the end.
+def _lanes(db: str, queues: tuple[str, ...] | None) -> Compiled:
+    """A loose index scan: ``lane(queue, type, priority)``, one row for each lane with a ready job in it.
 
     It walks from the far end, where rows live longest; the near end is where claimed rows leave dead
-    index entries.
+    index entries. A lane carries its columns: looked up by id, the planner, which expects a hundred lanes
+    where there are two, reads the whole table into a hash (4 ms instead of 0.3 for 20,000 rows).
+    "At most priority - 1", not "less than": SQLite looks at each row that is equal. And ``||``, because two
+    columns, unlike a column and an expression, are not compared by the index there.
     """
-    ready = f"FROM {TABLE} AS job WHERE job.status = 'ready'"
-    order = "ORDER BY job.queue DESC, job.type DESC, job.priority DESC LIMIT 1"
-    if queues is None:
-        heads = f"SELECT (SELECT job.id {ready} {order})"
-        below = "(job.queue, job.type, job.priority) < (above.queue, above.type, above.priority)"
-    else:
-        heads = " UNION ALL ".join(
-            f"SELECT (SELECT job.id {ready} AND job.queue = %s {order})" for _ in queues
+    jobs = _expression(db, ReadBy(f"{TABLE} AS job", "forgejobs_job_lane")).text
+
+    def last(where: str) -> str:
+        return (
+            f"SELECT job.id, job.queue, job.type, job.priority FROM {jobs} "
+            f"WHERE job.status = 'ready' AND {where} "
+            f"ORDER BY job.queue DESC, job.type DESC, job.priority DESC LIMIT 1"
         )
-        below = "job.queue = above.queue AND (job.type, job.priority) < (above.type, above.priority)"
-    text = (
-        f"lane(id) AS ({heads} UNION ALL SELECT (SELECT job.id {ready} AND {below} {order}) "
-        f"FROM lane JOIN {TABLE} AS above ON above.id = lane.id)"
-    )
-    return Compiled(text, tuple(queues or ()))
+
+    here, lower = "job.type, job.priority", "lane.type || '', lane.priority - 1"
+    if queues is None:
+        ends = [last("true")]
+        following = last(f"(job.queue, {here}) <= (lane.queue || '', {lower})")
+    else:
+        ends = [last("job.queue = %s") for _ in queues]
+        following = last(f"job.queue = lane.queue AND ({here}) <= ({lower})")
+    columns = "found.queue, found.type, found.priority"
+    first = " UNION ALL ".join(f"SELECT {columns} FROM ({end}) AS found" for end in ends)
+    text = f"{first} UNION ALL SELECT {columns} FROM lane {_for_each(db, following)}"
+    return Compiled(f"lane(queue, type, priority) AS ({text})", tuple(queues or ()))
+
+
+def _for_each(db: str, inner: str) -> str:
+    return _expression(db, ForEach(TABLE, inner)).text
 
 
 # --- Finish --------------------------------------------------------------------------------------
@@ -280,7 +289,7 @@ def _finish(db: str, the_move: Move, has_result: bool) -> Compiled:
         f"outcome AS ({_expression(db, Rows(_OUTCOME)).text}), "
         f"candidate(candidate_id, delay, error, facts, result) AS MATERIALIZED ("
         f"SELECT found.id, outcome.delay, outcome.error, outcome.facts, outcome.result "
-        f"FROM outcome {_expression(db, ForEach(TABLE, found.text)).text})"
+        f"FROM outcome {_for_each(db, found.text)})"
     )
     return _update(db, Compiled(frame, found.params), values, ("claims",))
 
@@ -396,14 +405,20 @@ def _update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequ
     return Compiled(text, params)
 
 
-def _select(queryset: QuerySet[Any, Any], *, lock: bool = True, skip_locked: bool = True) -> Compiled:
-    """Compile ``queryset`` with its lock clause.
+def _select(
+    queryset: QuerySet[Any, Any], *, lock: bool = True, skip_locked: bool = True, by: str = ""
+) -> Compiled:
+    """Compile ``queryset`` with its lock clause, and read it by the index ``by`` where that must be said.
 
     Not ``select_for_update()``: Django refuses to compile that outside a transaction, and one statement
     needs none (BEGIN and COMMIT would be two more round trips).
     """
     connection = connections[queryset.db]
     text, params = queryset.query.get_compiler(queryset.db).as_sql()
+    if by:
+        table = connection.ops.quote_name(TABLE)
+        read = _expression(queryset.db, ReadBy(table, by)).text
+        text = text.replace(f"FROM {table}", f"FROM {read}", 1)
     if lock and connection.features.has_select_for_update_skip_locked:
         text += " " + connection.ops.for_update_sql(skip_locked=skip_locked, no_key=True)
     return Compiled(text, tuple(params))

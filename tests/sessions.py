@@ -1,0 +1,156 @@
+"""Other sessions of the test database, and what they do between two statements of ours."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_forgejobs import between
+from tests.waiting import wait_for
+
+T = TypeVar("T")
+
+
+@contextmanager
+def session(alias: str = "other", **options: Any) -> Iterator[BaseDatabaseWrapper]:
+    """Open a second connection to the test database, under an alias and with OPTIONS of its own."""
+    settings = copy.deepcopy(connections[DEFAULT_DB_ALIAS].settings_dict)
+    settings["OPTIONS"] |= options
+    connections.databases[alias] = settings
+    try:
+        # The test case lets nobody connect to an alias that it did not know at its start.
+        with mock.patch.object(BaseDatabaseWrapper, "ensure_connection", _ensure_connection):
+            yield connections[alias]
+    finally:
+        between.close(connections[alias])
+        del connections[alias]
+        del connections.databases[alias]
+
+
+def _ensure_connection(connection: BaseDatabaseWrapper) -> None:
+    if connection.connection is None:
+        with connection.wrap_database_errors:
+            connection.connect()
+
+
+def in_threads(count: int, act: Callable[[int], T]) -> list[T]:
+    """Call `act(index)` in so many threads at once, each with connections of its own; return the answers."""
+    start = threading.Barrier(count)
+
+    def body(index: int) -> T:
+        start.wait(timeout=30)
+        try:
+            return act(index)
+        finally:
+            between.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(body, range(count)))
+
+
+@contextmanager
+def beside(act: Callable[[], T]) -> Iterator[Future[T]]:
+    """Call `act` in a thread with connections of its own while the block runs; wait for its end."""
+
+    def body() -> T:
+        try:
+            return act()
+        finally:
+            between.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(body)
+
+
+@contextmanager
+def before(words: str, act: Callable[[], object], *, db: str = DEFAULT_DB_ALIAS) -> Iterator[None]:
+    """Call `act` once, just before this thread's first statement that contains `words`."""
+    todo = [act]
+
+    def wrapper(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        if todo and words in sql:
+            todo.pop()()
+        return execute(sql, params, many, context)
+
+    with connections[db].execute_wrapper(wrapper):
+        yield
+    assert not todo, f"no statement contained {words!r}"
+
+
+@contextmanager
+def answer_lost(words: str, *, db: str = DEFAULT_DB_ALIAS) -> Iterator[None]:
+    """Let this thread's first statement with `words` be committed, and cut the line before its answer."""
+    todo = [True]
+
+    def wrapper(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        answer = execute(sql, params, many, context)
+        if todo and words in sql:
+            todo.clear()
+            raise OperationalError("server closed the connection unexpectedly")
+        return answer
+
+    with connections[db].execute_wrapper(wrapper):
+        yield
+    assert not todo, f"no statement contained {words!r}"
+
+
+def statements(of: Callable[[], object], *, db: str = DEFAULT_DB_ALIAS) -> list[str]:
+    """Return the statements that this thread sends while it calls `of`."""
+    seen: list[str] = []
+
+    def wrapper(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    with connections[db].execute_wrapper(wrapper):
+        of()
+    return seen
+
+
+class Gate:
+    """A trigger that holds up the UPDATEs of one application (PostgreSQL) until the gate is opened.
+
+    A statement's trigger fires when its snapshot is taken and no row is locked yet; a row's when the row
+    is locked and not yet changed: the two gaps in which somebody else can be quicker.
+    """
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def wait(self) -> None:
+        """Return when somebody stands at the gate."""
+        wait_for(self._is_besieged, message="nobody came to the gate")
+
+    def open(self) -> None:
+        """Let them through, and all who come later."""
+        self._cursor.execute("SELECT pg_advisory_unlock_all()")
+
+    def _is_besieged(self) -> bool:
+        self._cursor.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return bool(self._cursor.fetchone())
+
+
+@contextmanager
+def gate(application: str, *, per: str = "STATEMENT", operation: str = "UPDATE") -> Iterator[Gate]:
+    """Close a gate for what `application` does to the jobs' table."""
+    with session("gatekeeper") as keeper, keeper.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(7)")
+        cursor.execute(
+            f"""CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF current_setting('application_name') = '{application}' THEN
+                PERFORM pg_advisory_xact_lock_shared(7);
+            END IF; RETURN NEW; END $$;
+            CREATE TRIGGER gate BEFORE {operation} ON forgejobs_job FOR EACH {per} EXECUTE FUNCTION gate()"""
+        )
+        opened = Gate(cursor)
+        try:
+            yield opened
+        finally:
+            opened.open()
+            cursor.execute("DROP FUNCTION gate CASCADE")
