@@ -180,8 +180,17 @@ def claim(
 
 def ready_types(db: str) -> list[str]:
     """Return the types that have a ready row, found by one probe a lane, not by reading the rows."""
+    return _of_lanes(db, "type")
+
+
+def ready_queues(db: str) -> list[str]:
+    """Return the queues that have a ready row, found by one probe a lane, not by reading the rows."""
+    return _of_lanes(db, "queue")
+
+
+def _of_lanes(db: str, column: str) -> list[str]:
     lanes = _lanes(db, None)
-    text = f"WITH RECURSIVE {lanes.text} SELECT DISTINCT type FROM lane"
+    text = f"WITH RECURSIVE {lanes.text} SELECT DISTINCT {column} FROM lane"
     with connections[db].cursor() as cursor:
         cursor.execute(text, lanes.params)
         return sorted(row[0] for row in cursor.fetchall())
