@@ -1,0 +1,1 @@
+"""The demo, `python -m testproject.demo [--once]`: real jobs, workers and kills, and a count."""
