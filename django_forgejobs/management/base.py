@@ -96,11 +96,16 @@ class JobsCommand(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, work, and turn what went wrong into an exit code."""
-        if getattr(self, "_called_from_command_line", False):  # else the process is another's
+        if self.has_own_process:
             logs.set_up(options.get("log_format"), verbosity=options["verbosity"])
         with exit_codes():
             alias = self.start(options["database"], timeout=options["connect_timeout"])
             self.work(alias, **options)
+
+    @property
+    def has_own_process(self) -> bool:
+        """Whether this is a process of ours, not one that calls ``call_command``."""
+        return getattr(self, "_called_from_command_line", False)
 
     def work(self, alias: str, **options: Any) -> None:
         """Do what the command is for, on a database that is there and migrated."""

@@ -4,69 +4,102 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
+import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType
+
+logger = logging.getLogger("django_forgejobs")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: Seconds beyond the grace, or after the second signal, in which a worker must have given its jobs back.
+#: Seconds that a worker gets beyond its grace, or after the second signal, to give its jobs back.
 LAST_RESORT = 10.0
+
+FIRST = "Stopping: what runs has %g s to finish. A second signal gives it back at once."
+SECOND = "Stopping at once: what runs is given back."
 
 
 class Stopping:
     """Counts stop signals and passes them on to ``on_stop``; before that is set, the first one exits.
 
-    A thread of its own ends the process if the main thread does not come back: it may hang in a read
-    from a database that is gone. Its queue, unlike an event or a new thread, is safe in a signal handler.
+    A thread of its own ends the process if the main thread does not: it may hang in a read from a
+    database that is gone, or in a write to a log that nobody takes. It learns of signals from the wake-up
+    pipe, which the interpreter fills even while the main thread runs no Python.
     """
 
     def __init__(self) -> None:
         self.signals = 0
         self.grace = 0.0
         self.on_stop: Callable[[], None] | None = None
-        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._undo = ExitStack()
 
-    @contextmanager
-    def handled(self) -> Iterator[Stopping]:
-        """Handle the signals inside; call it in the main thread. The old handlers come back after it."""
-        old = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
-        threading.Thread(target=self._watch, name="forgejobs-stop", daemon=True).start()
-        try:
-            yield self
-        finally:
-            self._told.put(False)
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    def install(self) -> None:
+        """Handle the signals from now on. Call it in the main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        watch = threading.Thread(target=self._watch, args=(reader,), name="forgejobs-stop", daemon=True)
+        watch.start()
+        undo = self._undo.callback
+        undo(os.close, reader)
+        undo(watch.join)
+        undo(os.close, writer)  # which ends the thread
+        undo(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
+        for number in STOP_SIGNALS:
+            undo(signal.signal, number, signal.signal(number, self._receive))
+
+    def restore(self) -> None:
+        """Give the signals back to whoever handled them, in a process that goes on."""
+        self._undo.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
         if self.on_stop is None:
             raise SystemExit(0)
-        self._told.put(True)
         self.on_stop()
 
-    def _watch(self) -> None:
+    def _watch(self, reader: int) -> None:
         """Leave when the grace is long over, soon after the second signal, or at the third."""
-        if not self._told.get():
+        if not _signalled(reader, None):
             return
-        with suppress(queue.Empty):
-            for patience in (self.grace + LAST_RESORT, LAST_RESORT):
-                if not self._told.get(timeout=patience):
-                    return
-        # Whoever reads our output may be what hangs.
-        os.set_blocking(2, False)
+        _within(1.0, logger.info, FIRST, self.grace)
+        answer = _signalled(reader, self.grace + LAST_RESORT)
+        if answer:
+            _within(1.0, logger.info, SECOND)
+            answer = _signalled(reader, LAST_RESORT)
+        if answer is False:
+            return
+        os.set_blocking(2, False)  # whoever reads our output may be what hangs
         with suppress(OSError):
-            os.write(2, b"The worker did not come to an end: leaving. Leases of its jobs will end.\n")
+            os.write(2, b"The worker does not come to an end and is left: the leases of its jobs will end.\n")
         os._exit(1)
+
+
+def _signalled(reader: int, timeout: float | None) -> bool | None:
+    """Wait for a stop signal: True. At the pipe's end, False. After ``timeout`` seconds, None."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([reader], [], [], left)[0]:
+            return None
+        number = os.read(reader, 1)
+        if not number:
+            return False
+        if number[0] in STOP_SIGNALS:
+            return True
+
+
+def _within(seconds: float, act: Callable[..., object], *args: object) -> None:
+    """Call ``act`` and wait for it, but not longer: it may need a lock that is never given back."""
+    thread = threading.Thread(target=act, args=args, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
 
 
 def leave(code: int) -> None:
     """End the process now, without waiting for threads; only the logs get a second to be flushed."""
-    flush = threading.Thread(target=logging.shutdown, daemon=True)
-    flush.start()
-    flush.join(timeout=1.0)
+    _within(1.0, logging.shutdown)
     os._exit(code)

@@ -82,8 +82,14 @@ runworker --log-format json           for a log collector
         # So that pg_stat_activity says whose a connection is.
         name = options["name"] or socket.gethostname()
         os.environ.setdefault("PGAPPNAME", f"forgejobs worker {name}:{os.getpid()}"[:63])
-        with Stopping().handled() as self.stopping:
+        self.stopping = Stopping()
+        self.stopping.install()
+        try:
             super().handle(*args, **options)
+        finally:
+            # A process that ends keeps them: a late signal must not turn its exit code into -15.
+            if not self.has_own_process:
+                self.stopping.restore()
 
     def work(self, alias: str, **options: Any) -> None:
         """Run a worker to its end."""
