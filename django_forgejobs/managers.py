@@ -295,12 +295,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             row = now.get(outcome.job.pk)
             if row is not None and row.claim_token == outcome.job.claim_token:
                 waiting.add(outcome.job.pk)
-            elif (
-                row is None
-                or row.claims != outcome.job.claims
-                or row.status != move.target
-                or row.locked_by != outcome.job.locked_by
-            ):
+            elif row is None or not _bears(row, move, outcome.job.claims):
                 lost.add(outcome.job.pk)
         return lost, waiting
 
@@ -483,6 +478,16 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "facts": json.dumps(outcome.facts, cls=StrictEncoder) if outcome.facts else None,
         "result": outcome.result,
     }
+
+
+def _bears(row: Job, move: Move, claim: int) -> bool:
+    """Whether ``row`` shows that the claim numbered ``claim`` ended by ``move``, and not by the reaper or by
+    hand, which may leave the same status.
+    """
+    events = [entry["event"] for entry in row.history if entry.get("claim") == claim]
+    if move.recorded:
+        return move.name in events
+    return row.claims == claim and row.status == move.target and not events
 
 
 def _tell(outcome: Outcome) -> None:

@@ -92,6 +92,7 @@ def answer_lost(words: str, *, db: str = DEFAULT_DB_ALIAS) -> Iterator[None]:
         answer = execute(sql, params, many, context)
         if todo and words in sql:
             todo.clear()
+            context["cursor"].fetchall()  # SQLite commits when all rows are read
             raise OperationalError("server closed the connection unexpectedly")
         return answer
 
