@@ -23,7 +23,7 @@ from testproject.demo import places, summary
 from testproject.demo.narrator import Narrator
 from testproject.demo.service import service
 from testproject.demo.story import MISSING_ZONE, Facts
-from tests.processes.harness import Process, Processes
+from tests.processes.harness import Process, Processes, current_database_url
 from tests.waiting import wait_for
 
 needs_embedded = pytest.mark.skipif(not postgres.is_available(), reason="no embedded PostgreSQL here")
@@ -105,32 +105,36 @@ def test_the_demo_stays_up_with_its_admin_until_a_ctrl_c(processes: Processes) -
 
 
 @pytest.mark.postgres_only
-def test_nothing_of_a_killed_demo_runs_on(
-    processes: Processes, django_db_setup: None, tmp_path: Path
-) -> None:
-    server = os.environ["DATABASE_URL"]
-    process = demo(processes, url=server)
+def test_nothing_of_a_killed_demo_runs_on(processes: Processes) -> None:
+    process = demo(processes, url=current_database_url())
     process.wait_for_output("kill -9", 60)
     members = family(process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     wait_until_gone(members)
+
+
+@pytest.mark.postgres_only
+def test_the_next_demo_drops_the_database_of_a_killed_one_only(
+    db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     psycopg = pytest.importorskip("psycopg")
-    with psycopg.connect(server) as other, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DATABASE_URL", server)
-        databases = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
-        left = set(other.execute(databases, [places.PREFIX]).fetchall())
-        wait_for(
-            lambda: (
-                not other.execute(
-                    "SELECT 1 FROM pg_stat_activity WHERE starts_with(datname, %s)", [places.PREFIX]
-                ).fetchall()
-            )
-        )
-        with places.database(tmp_path):
-            now = set(other.execute(databases, [places.PREFIX]).fetchall())
-        assert left
-        assert not left & now
+    server = current_database_url()
+    killed, alive = f"{places.PREFIX}killed", f"{places.PREFIX}alive"
+    monkeypatch.setenv("DATABASE_URL", server)
+    with psycopg.connect(server, autocommit=True) as connection:
+        for name in (killed, alive):
+            connection.execute(f"CREATE DATABASE {name}")
+
+        def databases() -> set[str]:
+            return {name for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()}
+
+        with psycopg.connect(server, dbname=alive), places.database(tmp_path) as own:
+            assert alive in databases()
+            assert own.url.rpartition("/")[2] in databases()
+            assert killed not in databases()
+        assert own.url.rpartition("/")[2] not in databases()
+        connection.execute(f"DROP DATABASE {alive} WITH (FORCE)")
 
 
 @pytest.mark.postgres_only
