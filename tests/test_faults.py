@@ -1,8 +1,7 @@
 """Which errors are an outage, which mean "again", and which are somebody's bug."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from django.db import (
 from django.db.utils import DatabaseErrorWrapper
 
 from django_forgejobs import faults
+from tests.sessions import session
 
 
 def as_django_raises(error: Exception, driver: Any = psycopg) -> Error:
@@ -147,17 +147,6 @@ def test_a_code_is_found_below_other_errors_and_a_circle_of_causes_ends() -> Non
 # --- Real ones -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def second_connection() -> Iterator[Any]:
-    """Open another connection to the test database, as another process would have it."""
-    other = connections.create_connection("default")
-    other.settings_dict = connection.settings_dict
-    try:
-        yield other
-    finally:
-        other.close()
-
-
 def timed_out(cursor: Any) -> None:
     cursor.execute("SET LOCAL statement_timeout = 10")
     cursor.execute("SELECT pg_sleep(5)")
@@ -169,8 +158,8 @@ def terminated(cursor: Any) -> None:
 
 def idle_for_too_long(cursor: Any) -> None:
     cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 1")
-    with second_connection() as other, other.cursor() as clock:
-        clock.execute("SELECT pg_sleep(0.1)")
+    with session("clock") as clock, clock.cursor() as waiting:
+        waiting.execute("SELECT pg_sleep(0.1)")
     cursor.execute("SELECT 1")
 
 
@@ -216,7 +205,7 @@ def no_such_table(cursor: Any) -> None:
 def test_what_postgresql_really_raises_is_recognised(
     provoke: Callable[[Any], None], code: str, expected: str
 ) -> None:
-    with second_connection() as other:
+    with session() as other:
         other.set_autocommit(False)
         with pytest.raises(Error) as caught, other.cursor() as cursor:
             provoke(cursor)
@@ -227,7 +216,7 @@ def test_what_postgresql_really_raises_is_recognised(
 @pytest.mark.postgres_only
 @pytest.mark.django_db(transaction=True)
 def test_a_server_that_is_not_there_is_an_outage() -> None:
-    with second_connection() as other:
+    with session() as other:
         other.settings_dict = {**other.settings_dict, "HOST": "/nowhere"}
         with pytest.raises(OperationalError) as caught:
             other.ensure_connection()
@@ -238,13 +227,13 @@ def test_a_server_that_is_not_there_is_an_outage() -> None:
 @pytest.mark.sqlite_only
 @pytest.mark.django_db(transaction=True)
 def test_a_locked_sqlite_means_again() -> None:
-    with second_connection() as other, transaction.atomic():
-        other.settings_dict = {
-            **other.settings_dict,
-            "OPTIONS": {**other.settings_dict["OPTIONS"], "timeout": 0},
-        }
-        with pytest.raises(OperationalError) as caught, other.cursor() as cursor:
-            cursor.execute("BEGIN IMMEDIATE")
+    with (
+        session(timeout=0) as other,
+        other.cursor() as cursor,
+        transaction.atomic(),
+        pytest.raises(OperationalError) as caught,
+    ):
+        cursor.execute("BEGIN IMMEDIATE")
     assert kind(caught.value) == "again"
 
 
