@@ -21,8 +21,8 @@ logger = logging.getLogger("django_forgejobs")
 FRESH = 1.0
 #: Seconds a handler waits for an answer; then it gets the last one known.
 ANSWER_WITHIN = 5.0
-#: Seconds between tries while the database cannot be reached.
-RETRY_EVERY = 1.0
+#: Longest pause, in seconds, between tries while the database cannot be reached.
+RETRY_AT_MOST = 1.0
 
 
 class LeaseKeeper:
@@ -35,6 +35,8 @@ class LeaseKeeper:
 
     def __init__(self, *, db: str, lease: float, heartbeat: float) -> None:
         self.db, self.lease, self.heartbeat = db, lease, heartbeat
+        # Twice within the heartbeat that a reaper waits after an outage, or live workers would lose jobs.
+        self.retry_every = min(RETRY_AT_MOST, heartbeat / 2)
         self.failed: BaseException | None = None
         self.on_failure: Callable[[], object] = lambda: None
         self.out_of_reach_since: float | None = None
@@ -91,7 +93,7 @@ class LeaseKeeper:
         try:
             due = time.monotonic() + self.heartbeat
             while self._wait_until(due):
-                due = time.monotonic() + (self.heartbeat if self._round() else RETRY_EVERY)
+                due = time.monotonic() + (self.heartbeat if self._round() else self.retry_every)
         except BaseException as error:
             self.failed = error
             logger.critical("The lease thread died; the worker ends.", exc_info=True)
@@ -153,7 +155,7 @@ class LeaseKeeper:
         logger.warning(
             "Leases cannot be renewed (%s): trying again every %g s, no new jobs meanwhile.%s",
             " ".join(str(error).split()) or type(error).__name__,
-            RETRY_EVERY,
+            self.retry_every,
             f" {late} of {len(held)} leases have run out." if late else "",
         )
         self._answered()
