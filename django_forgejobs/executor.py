@@ -8,7 +8,8 @@ import inspect
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -129,10 +130,10 @@ def _said(job: Job, definition: Definition, word: Retry | Snooze, seconds: float
     try:
         delay = None if word.in_ is None else conf.seconds(word.in_)
     except ValueError as error:
-        wrong = ValueError(f"{type(word).__name__}(in_={word.in_!r}): {error}")
+        wrong = ValueError(f"{type(word).__name__}(in_={payloads.in_words(word.in_)}): {error}")
         return _attempt_failed(job, definition, wrong, seconds)
     if isinstance(word, Snooze):
-        return Outcome(job, SNOOZE, delay=delay, facts={"reason": str(word)}, seconds=seconds)
+        return Outcome(job, SNOOZE, delay=delay, facts={"reason": _message(word)}, seconds=seconds)
     return _attempt_failed(job, definition, word, seconds, delay=delay)
 
 
@@ -167,19 +168,28 @@ def class_path(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """Return class and message of ``error``, at most ``ERROR_CHARACTERS``, also if ``str()`` of it raises."""
-    try:
-        message = str(error)
-    except BaseException as wrong:
-        message = f"<its message cannot be shown: {class_path(wrong)}>"
     path = class_path(error)
-    return payloads.storable(f"{path}: {_ends(message)}" if message else path, ERROR_CHARACTERS)
+    message = _message(error, ERROR_CHARACTERS - len(path) - 2)
+    return f"{path}: {message}" if message else path
+
+
+def _message(error: BaseException, limit: int = ERROR_CHARACTERS) -> str:
+    """Return ``str(error)``, cut before anything copies it: 200 MB of it must not cost 200 MB again."""
+    try:
+        return payloads.storable(str(error), limit)
+    except BaseException as wrong:
+        return f"<its message cannot be shown: {class_path(wrong)}>"
 
 
 def _facts(error: BaseException) -> dict[str, Any]:
+    try:
+        text = _traceback(error)
+    except Exception as wrong:  # a module's loader is asked for the source: somebody else's code
+        text = f"<the traceback cannot be shown: {describe(wrong)}>"
     return {
         "error": class_path(error),
         "message": describe(error),
-        "traceback": payloads.storable(_traceback(error), TRACEBACK_CHARACTERS),
+        "traceback": payloads.storable(text, TRACEBACK_CHARACTERS),
     }
 
 
@@ -190,10 +200,28 @@ def _traceback(error: BaseException) -> str:
     link: BaseException | None = error
     while link is not None and id(link) not in seen and len(seen) < _CAUSES:
         seen.add(id(link))
-        parts.appendleft(f"{_frames(link.__traceback__)}{describe(link)}\n")
+        members = [_shown(member) for member in islice(_members(link), _CAUSES)]
+        parts.appendleft("\nholds\n\n".join([_shown(link), *members]))
         cause = link.__cause__
         link = cause if cause is not None or link.__suppress_context__ else link.__context__
+    if link is not None and id(link) not in seen:
+        parts.appendleft("… earlier causes are left out …\n")
     return "\ncaused\n\n".join(parts)
+
+
+def _shown(error: BaseException) -> str:
+    return f"{_frames(error.__traceback__)}{describe(error)}\n"
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions of a group and of the groups in it."""
+    groups = deque([error] if isinstance(error, BaseExceptionGroup) else [])
+    while groups:
+        for member in groups.popleft().exceptions:
+            if isinstance(member, BaseExceptionGroup):
+                groups.append(member)
+            else:
+                yield member
 
 
 def _frames(tb: TracebackType | None) -> str:
@@ -208,9 +236,3 @@ def _frames(tb: TracebackType | None) -> str:
     if hidden := count - len(head) - len(tail):
         lines.append(f"  … {hidden:,} frames more …\n")
     return "".join(lines + traceback.format_list(traceback.StackSummary.extract(iter(tail))))
-
-
-def _ends(text: str) -> str:
-    """Cut ``text`` before anything copies it: a message of 200 MB must not cost 200 MB again."""
-    keep = ERROR_CHARACTERS * 2
-    return text if len(text) <= keep else payloads.storable(text, keep)

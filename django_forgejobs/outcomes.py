@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from django_forgejobs import payloads
 from django_forgejobs.states import FAIL, Move
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Outcome:
 
     def unstorable(self, error: BaseException) -> Outcome:
         """Return the outcome for a result that the database would not take."""
-        text = f"The result could not be stored: {error}"
+        text = payloads.storable(f"The result could not be stored: {error}", 2000)
         return replace(self, move=FAIL, result=None, error=text, facts={"reason": text}, exception=error)
 
 
