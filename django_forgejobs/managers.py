@@ -371,8 +371,13 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             moved += sql.move(expired.filter(which), values)
         return moved
 
-    def fail_unserved(self, type: str, *, grace: float, db: str | None = None) -> list[Job]:
-        """End as ``failed`` the jobs of a type that no worker serves, due for ``grace`` seconds."""
+    def fail_unserved(
+        self, type: str, *, grace: float, db: str | None = None, stop: Callable[[], bool] | None = None
+    ) -> list[Job]:
+        """End as ``failed`` the jobs of a type that no worker serves, due for ``grace`` seconds.
+
+        A commit for each batch; a row that the database refuses to change is logged and passed over.
+        """
         alias = self.alias(db)
         text = (
             f'Unknown type: no worker has announced "{type}" for {grace:g} s. Is it registered by the '
@@ -380,11 +385,22 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         )
         values = sql.assignments(FAIL, error=Value(text), facts=Value(json.dumps({"reason": text})))
         due = self.using(alias).ready().filter(type=type, run_at__lte=AfterSeconds(Value(-grace)))
+
+        def write(rows: Sequence[Any]) -> list[Job]:
+            return sql.move(due.filter(pk__in=[pk for pk, _ in rows]), values)
+
         failed: list[Job] = []
-        while moved := sql.move(due.order_by("pk")[:RECLAIM_ROWS], values):
+        passed_over: set[int] = set()
+        while not (stop is not None and stop()):
+            found = due.exclude(pk__in=passed_over)
+            batch = list(found.values_list("pk", "claim_token")[:RECLAIM_ROWS])
+            if not batch:
+                break
+            moved = self._each(batch, write)
+            passed_over |= {pk for pk, _ in batch} - {job.pk for job in moved}
+            for job in moved:
+                signals.send(signals.failed, job=job, error=text, exception=None)
             failed += moved
-        for job in failed:
-            signals.send(signals.failed, job=job, error=text, exception=None)
         return failed
 
     # --- by hand ---------------------------------------------------------------------------------

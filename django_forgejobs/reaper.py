@@ -27,11 +27,11 @@ def tick(db: str, *, stop: Callable[[], bool] | None = None) -> Tick:
     """Reclaim every expired lease, in batches with a commit each, then sweep types that nobody serves."""
     reclaimed = Job.objects.reclaim(db=db, stop=stop)
     buried = sum(job.finished_at is not None for job in reclaimed)
-    return Tick(len(reclaimed) - buried, buried, sweep(db))
+    return Tick(len(reclaimed) - buried, buried, sweep(db, stop=stop))
 
 
-def sweep(db: str) -> int:
+def sweep(db: str, *, stop: Callable[[], bool] | None = None) -> int:
     """Fail the jobs whose type nobody has announced for ``UNKNOWN_TYPE_GRACE``; return how many."""
     grace = conf.current().UNKNOWN_TYPE_GRACE
     unserved = AnnouncedType.objects.unserved(sql.ready_types(db), grace=grace, db=db)
-    return sum(len(Job.objects.fail_unserved(type_, grace=grace, db=db)) for type_ in unserved)
+    return sum(len(Job.objects.fail_unserved(type_, grace=grace, db=db, stop=stop)) for type_ in unserved)

@@ -42,7 +42,8 @@ def make_job(*, db: str = DEFAULT_DB_ALIAS, lease: float = 900, **fields: Any) -
         "claims": claims,
     }
     if claims:
-        values |= {"locked_by": WORKER, "started_at": in_seconds(-1)}
+        # Not a second ago: claims older than the server's start get one heartbeat more.
+        values |= {"locked_by": WORKER, "started_at": Now()}
     if status is Status.RUNNING:
         values |= {"claim_token": uuid.uuid4(), "locked_until": in_seconds(lease)}
     if status in ENDED:

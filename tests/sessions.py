@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest import mock
 
-from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_forgejobs import between
@@ -112,6 +112,29 @@ def statements(of: Callable[[], object], *, db: str = DEFAULT_DB_ALIAS) -> list[
     with connections[db].execute_wrapper(wrapper):
         of()
     return seen
+
+
+@contextmanager
+def refusing(pk: int, what: str = "NEW.status <> 'running'") -> Iterator[None]:
+    """Let a trigger raise whenever one row is to be changed so that `what` holds."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ "
+                "BEGIN RAISE EXCEPTION 'this row is refused'; END $$"
+            )
+            act = "FOR EACH ROW WHEN (NEW.id = {} AND {}) EXECUTE FUNCTION refuse()"
+        else:
+            act = "FOR EACH ROW WHEN NEW.id = {} AND {} BEGIN SELECT RAISE(ABORT, 'this row is refused'); END"
+        cursor.execute(f"CREATE TRIGGER refuse BEFORE UPDATE ON forgejobs_job {act.format(pk, what)}")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                cursor.execute("DROP FUNCTION refuse CASCADE")
+            else:
+                cursor.execute("DROP TRIGGER refuse")
 
 
 class Gate:

@@ -1,18 +1,16 @@
 """The finish: fenced by the token, sorted into accepted, lost and waiting, and one row spoils no other."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 
 from django_forgejobs import signals
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import BURY, COMPLETE, FAIL, GIVE_BACK, RELEASE, RETRY, SNOOZE, Move
 from tests.factories import in_seconds, make_job
-from tests.sessions import answer_lost, before, beside, gate, session
+from tests.sessions import answer_lost, before, beside, gate, refusing, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,29 +34,6 @@ def columns(job: Job) -> dict[str, Any]:
 
 def expire(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(locked_until=in_seconds(-1))
-
-
-@contextmanager
-def refusing(pk: int, what: str = "NEW.status <> 'running'") -> Iterator[None]:
-    """Let a trigger raise whenever one row is to be changed so that `what` holds."""
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ "
-                "BEGIN RAISE EXCEPTION 'this row is refused'; END $$"
-            )
-            act = "FOR EACH ROW WHEN (NEW.id = {} AND {}) EXECUTE FUNCTION refuse()"
-        else:
-            act = "FOR EACH ROW WHEN NEW.id = {} AND {} BEGIN SELECT RAISE(ABORT, 'this row is refused'); END"
-        cursor.execute(f"CREATE TRIGGER refuse BEFORE UPDATE ON forgejobs_job {act.format(pk, what)}")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                cursor.execute("DROP FUNCTION refuse CASCADE")
-            else:
-                cursor.execute("DROP TRIGGER refuse")
 
 
 # --- The fence -----------------------------------------------------------------------------------
