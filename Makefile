@@ -21,7 +21,7 @@ endif
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/.installed  ## Run the demo: migrations, jobs, a worker and the admin
+demo: .venv/.installed  ## Run the demo: jobs, workers that are killed, a count and the admin
 	@$(PYTHON) -m testproject.demo $(ARGS)
 
 test: .venv/.installed  ## Run the tests on PostgreSQL, then on SQLite

@@ -78,8 +78,8 @@ def _stay(narrator: Narrator, supervisor: Supervisor, watch: story.Watch, site: 
     """Keep workers and site running and tell what happens, until a signal comes."""
     try:
         while site.child.ended is None:
-            supervisor.tend()
             watch.look()
+            supervisor.tend()
             time.sleep(0.2)
     except Stopped:
         narrator.show()

@@ -181,5 +181,7 @@ def _happened(job: Job, entry: dict[str, str]) -> str:
             return f"{name} has killed its last worker, so it is a dead letter: {reason}"
         case "reclaim":
             return f"{name} is back in the queue: its worker died, and its lease ran out."
+        case "requeue":
+            return f"{name} was requeued by {entry.get('by', 'somebody')}."
         case event:
             return f"{name}: {event}."
