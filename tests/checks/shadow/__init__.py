@@ -1,0 +1,1 @@
+"""An app with a runworker command of its own, as Channels has one."""

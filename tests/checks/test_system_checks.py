@@ -1,0 +1,249 @@
+"""What `manage.py check` says of a set-up that cannot work, and that it is silent about one that can."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.management import get_commands
+from django.db import DEFAULT_DB_ALIAS, connection, connections
+
+from django_forgejobs import checks
+from django_forgejobs.models import Job
+from testproject.postgres import EmbeddedServer
+from tests.processes.harness import Manage
+
+
+def found(*, database: bool = False) -> dict[str, CheckMessage]:
+    """Return what our checks say, by id."""
+    databases = [DEFAULT_DB_ALIAS] if database else None
+    return {str(message.id): message for message in run_checks(tags=[checks.TAG], databases=databases)}
+
+
+@pytest.fixture
+def another_database() -> Iterator[Callable[..., str]]:
+    """Return a function that adds an alias: the test database with other settings."""
+    added: list[str] = []
+
+    def add(**values: Any) -> str:
+        alias = f"another{len(added)}"
+        connections.databases[alias] = copy.deepcopy(connection.settings_dict) | values
+        added.append(alias)
+        return alias
+
+    yield add
+    for alias in added:
+        connections[alias].close()
+        del connections[alias]
+        del connections.databases[alias]
+
+
+# --- Without a database --------------------------------------------------------------------------
+
+
+def test_a_sound_set_up_is_not_complained_about() -> None:
+    assert found() == {}
+
+
+@pytest.mark.django_db
+def test_a_sound_database_is_not_complained_about() -> None:
+    assert found(database=True) == {}
+
+
+def test_a_wrong_setting_is_an_error_with_the_likely_name(settings: Any) -> None:
+    settings.FORGEJOBS = {"LEESE": 60, "GRACE": -1}
+    messages = run_checks(tags=[checks.TAG])
+    assert [message.id for message in messages] == ["forgejobs.E001"] * 2
+    assert "Did you mean 'LEASE'?" in messages[0].msg
+    assert "FORGEJOBS['GRACE'] = -1: it must not be negative" in messages[1].msg
+
+
+def test_a_lease_shorter_than_three_heartbeats_is_an_error(settings: Any) -> None:
+    settings.FORGEJOBS = {"LEASE": 10, "HEARTBEAT": 4}
+    assert "shorter than three heartbeats" in found()["forgejobs.E001"].msg
+
+
+def test_local_time_is_an_error(settings: Any) -> None:
+    settings.USE_TZ = False
+    assert list(found()) == ["forgejobs.E002"]
+
+
+def test_a_database_of_another_kind_is_an_error(settings: Any, another_database: Callable[..., str]) -> None:
+    alias = another_database(ENGINE="django.db.backends.dummy")
+    settings.FORGEJOBS = {"DATABASE": alias}
+    message = found()["forgejobs.E003"]
+    assert alias in message.msg
+    assert "django.db.backends.dummy" in message.msg
+
+
+@pytest.mark.postgres_only
+@pytest.mark.parametrize(
+    ("pool", "concurrency", "size"),
+    [
+        (True, 2, None),
+        (True, 3, 4),
+        ({"max_size": 8}, 6, None),
+        ({"max_size": 8}, 7, 8),
+        ({"min_size": 2}, 1, 2),
+    ],
+)
+def test_a_pool_must_have_two_connections_more_than_jobs_at_a_time(
+    another_database: Callable[..., str], pool: Any, concurrency: int, size: int | None
+) -> None:
+    alias = another_database(OPTIONS={"pool": pool})
+    messages = checks.pool_errors(alias, concurrency)
+    assert len(messages) == (size is not None)
+    for message in messages:
+        assert f"at most {size} connections" in message.msg
+        assert f"concurrency {concurrency} needs {concurrency + 2}" in message.msg
+
+
+@pytest.mark.postgres_only
+def test_a_pool_too_small_for_any_worker_is_a_warning(settings: Any) -> None:
+    settings_dict = connection.settings_dict
+    before = settings_dict["OPTIONS"]
+    settings_dict["OPTIONS"] = {**before, "pool": {"max_size": 2}}
+    try:
+        assert list(found()) == ["forgejobs.W002"]
+    finally:
+        settings_dict["OPTIONS"] = before
+
+
+def test_a_command_that_another_app_shadows_is_named_with_the_way_out(settings: Any) -> None:
+    settings.INSTALLED_APPS = ["tests.checks.shadow", *settings.INSTALLED_APPS]
+    get_commands.cache_clear()  # type: ignore[attr-defined]
+    try:
+        (message,) = found().values()
+    finally:
+        del settings.INSTALLED_APPS
+        get_commands.cache_clear()  # type: ignore[attr-defined]
+    assert message.id == "forgejobs.W001"
+    assert "manage.py runworker is the command of tests.checks.shadow" in message.msg
+    assert "manage.py forgejobs worker" in str(message.hint)
+
+
+# --- With a database -----------------------------------------------------------------------------
+
+
+def test_no_check_asks_a_database_that_it_was_not_given() -> None:
+    """Pytest refuses all connections in this test."""
+    assert run_checks(tags=[checks.TAG]) == []
+    assert checks.check_database(None, databases=["elsewhere"]) == []
+
+
+@pytest.mark.django_db
+def test_a_version_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.VERSIONS, connection.vendor, (99, 1))
+    message = found(database=True)["forgejobs.E005"]
+    assert "99.1 or later" in str(message.hint)
+    assert ".".join(map(str, connection.get_database_version())) in message.msg
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+def test_sqlite_without_wal_or_patience_is_a_warning(
+    another_database: Callable[..., str], tmp_path: Any
+) -> None:
+    alias = another_database(NAME=str(tmp_path / "db"), OPTIONS={"timeout": 1})
+    connections[alias].connect()
+    journal, busy = checks._sqlite_warnings(alias)
+    assert (journal.id, busy.id) == ("forgejobs.W004", "forgejobs.W005")
+    assert "journal_mode DELETE" in journal.msg
+    assert "gives up after 1000 ms" in busy.msg
+
+
+def execute(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@contextmanager
+def without_table() -> Iterator[None]:
+    execute("ALTER TABLE forgejobs_tally RENAME TO gone")
+    try:
+        yield
+    finally:
+        execute("ALTER TABLE gone RENAME TO forgejobs_tally")
+
+
+@contextmanager
+def without_key() -> Iterator[None]:
+    execute("DROP INDEX forgejobs_job_key")
+    try:
+        yield
+    finally:
+        (unique,) = (one for one in Job._meta.constraints if one.name == "forgejobs_job_key")
+        with connection.schema_editor() as editor:
+            editor.add_constraint(Job, unique)
+
+
+@contextmanager
+def without_lane() -> Iterator[None]:
+    execute("DROP INDEX forgejobs_job_lane")
+    try:
+        yield
+    finally:
+        (index,) = (one for one in Job._meta.indexes if one.name == "forgejobs_job_lane")
+        with connection.schema_editor() as editor:
+            editor.add_index(Job, index)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("without", "id", "what", "exit_code"),
+    [
+        (without_table, "forgejobs.E006", 'no table "forgejobs_tally"', 2),
+        (without_key, "forgejobs.E006", 'no constraint "forgejobs_job_key"', 2),
+        (without_lane, "forgejobs.W006", 'no index "forgejobs_job_lane"', 0),
+    ],
+)
+def test_a_table_constraint_or_index_that_somebody_dropped_is_named(
+    without: Any, id: str, what: str, exit_code: int, manage: Manage
+) -> None:
+    with without():
+        assert what in found(database=True)[id].msg
+        worker = manage("runworker", "--burst", env={"FORGEJOBS_TEST_APPS": "tests.jobsapp"})
+        assert worker.wait() == exit_code
+        assert what in worker.output
+    assert found(database=True) == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_migration_that_is_not_applied_is_named_once_the_app_is_installed() -> None:
+    def rename(old: str, new: str) -> None:
+        execute(f"UPDATE django_migrations SET name = '{new}' WHERE app = 'forgejobs' AND name = '{old}'")
+
+    rename("0001_initial", "0000_of_another_version")
+    try:
+        assert "forgejobs.0001_initial" in found(database=True)["forgejobs.W003"].msg
+        assert checks.missing_migrations(DEFAULT_DB_ALIAS) == ["forgejobs.0001_initial"]
+    finally:
+        rename("0000_of_another_version", "0001_initial")
+
+
+@pytest.mark.postgres_only
+def test_the_first_migrate_of_a_new_site_is_not_complained_about(
+    manage: Manage, own_server: Callable[..., EmbeddedServer]
+) -> None:
+    migrate = manage("migrate", database_url=own_server().url)
+    assert migrate.wait() == 0
+    assert "forgejobs.W" not in migrate.output
+    assert "forgejobs.E" not in migrate.output
+
+
+# --- Set-up that asks nothing --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [("check",), ("makemigrations", "--check", "--dry-run"), ("help", "runworker")]
+)
+def test_commands_of_a_site_whose_database_is_away_still_work(
+    manage: Manage, command: tuple[str, ...]
+) -> None:
+    """Imports, ready() and the checks ask no database."""
+    process = manage(
+        *command, database_url="postgresql://nobody@127.0.0.1:1/nothing", env={"PYTHONWARNINGS": ""}
+    )
+    assert process.wait() == 0, process.output
