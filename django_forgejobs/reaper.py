@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django_forgejobs import conf, sql
+from django_forgejobs import conf, sql, tally
 from django_forgejobs.models import AnnouncedType, Job
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Tick:
 def tick(db: str, *, stop: Callable[[], bool] | None = None) -> Tick:
     """Reclaim every expired lease, in batches with a commit each, then sweep types that nobody serves."""
     reclaimed = Job.objects.reclaim(db=db, stop=stop)
+    if reclaimed:
+        tally.flush(db)  # lease expirations are looked for right after they happen
     buried = sum(job.finished_at is not None for job in reclaimed)
     return Tick(len(reclaimed) - buried, buried, sweep(db, stop=stop))
 
