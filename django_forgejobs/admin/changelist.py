@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ SEARCHED = 100_000
 
 #: Characters of the last error that a list reads.
 ERROR_READ = 200
+
+
+#: SQLite compares times as text, and those of its own clock have three digits where Python's have six.
+_MARGIN = timedelta(milliseconds=1)
 
 
 class CappedPaginator(_Paginator):
@@ -92,5 +97,7 @@ class JobChangeList(ChangeList):
         end = max(chain.from_iterable(ends), default=None)
         if end is None:
             return found
+        if isinstance(end, datetime):
+            end -= _MARGIN
         self.searched = size if filtered else None
         return found.filter(**{f"{field}__gte": end})

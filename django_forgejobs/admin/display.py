@@ -29,7 +29,7 @@ EVENTS = {
     "cancel": _("cancelled"),
     "requeue": _("requeued"),
     "run_now": _("run now"),
-    "omitted": _("entries left out"),
+    "omitted": _("left out"),
 }
 
 
@@ -103,8 +103,8 @@ def _told(entry: Mapping[str, Any]) -> str:
     parts = [entry.get("message") or entry.get("error"), entry.get("reason")]
     if by := entry.get("by"):
         parts.append(gettext("by %(who)s") % {"who": by})
-    if count := entry.get("count"):
-        parts.append(count)
+    if isinstance(count := entry.get("count"), int):
+        parts.append(ngettext("%(count)d entry", "%(count)d entries", count) % {"count": count})
     return " · ".join(str(part) for part in parts if part)
 
 

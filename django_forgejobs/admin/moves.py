@@ -13,7 +13,9 @@ from django_forgejobs.states import CANCEL, REQUEUE, RUN_NOW, Move, Status
 
 @dataclass(frozen=True)
 class ByHand:
-    """One move: ``done`` and ``refused`` take a ``count``, ``warning`` is for jobs that run."""
+    """One move. ``done``, ``refused`` and ``interrupted`` take a ``count``; the last, and ``warning``, tell
+    what it means for jobs that run.
+    """
 
     move: Move
     label: Any
@@ -21,6 +23,7 @@ class ByHand:
     done: Any
     refused: Any
     warning: Any = ""
+    interrupted: Any = ""
 
     @property
     def name(self) -> str:
@@ -72,8 +75,15 @@ BY_HAND = {
                 "count",
             ),
             _(
-                "It is running: the handler is told at its next heartbeat, what it has done stays done, "
+                "It is running: its handler is told at its next heartbeat, what it has done stays done, "
                 "and its result will be refused."
+            ),
+            ngettext_lazy(
+                "%(count)d of them was running: its handler is told at its next heartbeat, what it has done "
+                "stays done, and its result will be refused.",
+                "%(count)d of them were running: their handlers are told at their next heartbeat, what they "
+                "have done stays done, and their results will be refused.",
+                "count",
             ),
         ),
     )

@@ -7,8 +7,11 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.messages import get_messages
 from django.test import Client
+from django.utils.http import urlencode
 
 from django_forgejobs.models import Job
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.states import COMPLETE
 from tests.admin.conftest import STATES, job_in, listing, page, tables
 
 MOVES = {
@@ -181,3 +184,32 @@ def test_who_may_see_nothing_sees_nothing(staff: Callable[..., Client]) -> None:
     addresses = [listing(), page(job), listing("deadletter"), page(job, model="deadletter")]
     assert {stranger.get(address).status_code for address in addresses} == {403}
     assert stranger.post(page(job, "requeue")).status_code == 403
+
+
+def test_a_stale_page_cannot_undo_what_a_worker_did(boss: Client) -> None:
+    job = job_in("ready")
+    boss.get(page(job))
+    (claimed,) = Job.objects.claim(worker="w", types=[job.type])
+    assert Job.objects.finish([Outcome(claimed, COMPLETE, result="1")]).accepted
+    before = tables()
+
+    responses = [
+        boss.post(page(job), {"status": "ready", "attempts": 0, "claim_token": "", "_save": "Save"}),
+        boss.post(page(job), {"_continue": ""}),
+        boss.post(page(job, "cancel")),
+        boss.post(page(job, "run_now")),
+    ]
+
+    assert [response.status_code for response in responses] == [403, 403, 302, 302]
+    assert tables() == before
+
+
+def test_a_move_leads_back_to_the_filtered_list(boss: Client) -> None:
+    job = job_in("dead")
+    kept = "?" + urlencode({"_changelist_filters": "status=dead"})
+
+    html = boss.get(page(job, model="deadletter") + kept).content.decode()
+    response = boss.post(page(job, "requeue", "deadletter") + kept)
+
+    assert f'formaction="{page(job, "requeue", "deadletter")}{kept}"' in html
+    assert response.headers["Location"] == listing("deadletter") + "?status=dead"
