@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,6 +99,8 @@ class JobsCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, work, and turn what went wrong into an exit code."""
         if self.has_own_process:
+            # A server that takes a connection and says nothing would cost two minutes a try.
+            os.environ.setdefault("PGCONNECT_TIMEOUT", str(max(1, math.ceil(options["connect_timeout"]))))
             logs.set_up(options.get("log_format"), verbosity=options["verbosity"])
         with exit_codes():
             alias = self.start(options["database"], timeout=options["connect_timeout"])

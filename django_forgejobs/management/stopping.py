@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import select
@@ -54,6 +55,11 @@ class Stopping:
     def restore(self) -> None:
         """Give the signals back to whoever handled them, in a process that goes on."""
         self._undo.close()
+
+    def keep(self) -> None:
+        """Let a signal that comes while the interpreter ends not turn the exit code into its own."""
+        for number in STOP_SIGNALS:
+            atexit.register(signal.signal, number, signal.SIG_IGN)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1

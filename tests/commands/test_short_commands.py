@@ -2,6 +2,9 @@
 
 import io
 import json
+import logging
+import signal
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command, load_command_class
+from django.db import connection
 
 from django_forgejobs import registry, tally
 from django_forgejobs.checks import COMMANDS
+from django_forgejobs.management.stopping import STOP_SIGNALS
 from django_forgejobs.models import ArchivedJob, Job, Tally
 from testproject.postgres import EmbeddedServer
 from tests.factories import in_seconds, make_job
@@ -57,6 +62,24 @@ def test_the_umbrella_runs_the_same_code_with_the_same_options() -> None:
     job = make_job(status="dead")
     assert run("forgejobs", "requeue", job.pk, "--dry-run") == "1 jobs would be requeued.\n"
     assert json.loads(run("forgejobs", "status", "--json")) == json.loads(run("jobs_status", "--json"))
+
+
+def test_the_umbrella_takes_verbosity_before_and_after_the_name() -> None:
+    assert run("forgejobs", "reclaim", "-v", 0) == ""
+    assert run("forgejobs", "reclaim", verbosity=0) == ""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_in_somebody_elses_process_gives_back_what_it_took(settings: Any) -> None:
+    settings.DEBUG = True
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    connection.ensure_connection()
+    session, handlers = connection.connection, list(logging.getLogger("django_forgejobs").handlers)
+    assert "no jobs." in run("runworker", "--burst")
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    assert connection.connection is session
+    assert logging.getLogger("django_forgejobs").handlers == handlers
+    assert not [one for one in threading.enumerate() if one.name.startswith("forgejobs")]
 
 
 @pytest.mark.parametrize("setting", [{"LEASE": -1}, {"LEASES": 1}])

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import textwrap
 import time
 from collections.abc import Callable
@@ -239,6 +240,13 @@ def test_a_database_out_of_reach_exits_3_after_some_tries(start: Start, tmp_path
     assert worker.wait() == 3
     assert 'Database "default" cannot be reached' in worker.output
     assert "Traceback" not in worker.output
+
+
+def test_a_server_that_takes_a_connection_and_says_nothing_costs_no_minutes(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://nobody@127.0.0.1:{server.getsockname()[1]}/nothing"
+        worker = start("--connect-timeout", 0.5, database_url=url)
+        assert worker.wait(timeout=10) == 3
 
 
 def test_missing_migrations_exit_4_and_are_named(start: Start, tmp_path: Path) -> None:

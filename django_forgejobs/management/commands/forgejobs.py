@@ -34,6 +34,7 @@ class Command(BaseCommand):
         called = getattr(self, "_called_from_command_line", False)
         command._called_from_command_line = called  # type: ignore[attr-defined]
         parser = command.create_parser("manage.py", f"forgejobs {options['command']}")
+        parser.set_defaults(verbosity=options["verbosity"], no_color=options["no_color"])
         found = vars(parser.parse_args(options["arguments"]))
         command.execute(
             *found.pop("args", ()), **found, stdout=options.get("stdout"), stderr=options.get("stderr")

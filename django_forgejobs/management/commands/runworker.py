@@ -79,16 +79,18 @@ runworker --log-format json           for a log collector
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Take signals from the first moment on."""
-        # So that pg_stat_activity says whose a connection is.
-        name = options["name"] or socket.gethostname()
-        os.environ.setdefault("PGAPPNAME", f"forgejobs worker {name}:{os.getpid()}"[:63])
+        if self.has_own_process:
+            # So that pg_stat_activity says whose a connection is.
+            name = options["name"] or socket.gethostname()
+            os.environ.setdefault("PGAPPNAME", f"forgejobs worker {name}:{os.getpid()}"[:63])
         self.stopping = Stopping()
         self.stopping.install()
         try:
             super().handle(*args, **options)
         finally:
-            # A process that ends keeps them: a late signal must not turn its exit code into -15.
-            if not self.has_own_process:
+            if self.has_own_process:
+                self.stopping.keep()
+            else:
                 self.stopping.restore()
 
     def work(self, alias: str, **options: Any) -> None:
@@ -108,18 +110,20 @@ runworker --log-format json           for a log collector
         if not worker.types:
             raise CommandError(NO_TYPES, returncode=USAGE)
         wanted = settings.DEBUG if options["reload"] is None else options["reload"]
-        watch = reload.CodeWatch(on_change=worker.wake) if wanted else None
-        self.announce(worker, reloads=wanted, **options)
+        watch = reload.CodeWatch(on_change=worker.wake) if wanted and self.has_own_process else None
+        self.announce(worker, reloads=watch is not None, **options)
         ended = self.run_to_end(worker, watch)
         self.sum_up(worker, ended, **options)
         if ended is Ended.FORCED:
-            leave(FORCED)
+            if self.has_own_process:
+                leave(FORCED)
+            raise CommandError("The worker was forced to end: see its log.", returncode=FORCED)
         if watch is not None and watch.changed and not self.stopping.signals:
             reload.restart()
 
     def run_to_end(self, worker: Worker, watch: reload.CodeWatch | None) -> Ended:
         """Run ``worker``, with signals passed on; an error that nobody expected ends it as forced."""
-        self.started = time.monotonic()
+        self.started, self.counted = time.monotonic(), logs.counts.copy()
         self.stopping.grace = worker.grace
         self.stopping.on_stop = worker.request_stop
         if watch is not None:
@@ -132,7 +136,8 @@ runworker --log-format json           for a log collector
         finally:
             if watch is not None:
                 watch.stop()
-            between.close_all()
+            if self.has_own_process:
+                between.close_all()
 
     def warn(self, message: CheckMessage) -> None:
         """A worker starts seldom enough to say what is not serious too."""
@@ -174,11 +179,12 @@ runworker --log-format json           for a log collector
     def sum_up(self, worker: Worker, ended: Ended, **options: Any) -> None:
         """Say how it ended and what was done."""
         seconds = time.monotonic() - self.started
-        told = ", ".join(f"{n} {e}" for e, n in logs.counts.most_common() if e != "started")
+        counts = logs.counts - self.counted
+        told = ", ".join(f"{number} {event}" for event, number in counts.most_common() if event != "started")
         how = "was forced to end" if ended is Ended.FORCED else "ended"
         text = f"Worker {worker.identity} {how} after {_duration(seconds)}: {told or 'no jobs'}."
         if options["log_format"] == "json":
-            facts = {"worker": worker.identity, "seconds": round(seconds, 3), **logs.counts}
+            facts = {"worker": worker.identity, "seconds": round(seconds, 3), **counts}
             logger.info(text, extra={"event": "worker_ended", **facts})
         else:
             self.say(text, **options)
