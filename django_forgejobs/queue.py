@@ -12,9 +12,9 @@ from asgiref.sync import sync_to_async
 from django_forgejobs.exceptions import JobError
 
 if TYPE_CHECKING:
-    from django_forgejobs.explain import Reason
     from django_forgejobs.managers import JobManager
     from django_forgejobs.models import Job
+    from django_forgejobs.reasons import Reason
 
 Handlers = Mapping[str, Callable[..., Any]]
 
@@ -173,7 +173,7 @@ def requeue(job_or_id: Job | int, *, by: str = "", db: str | None = None) -> boo
 
 def explain(job_or_id: Job | int, *, db: str | None = None) -> list[Reason]:
     """Return why the job is where it is, most important first; ``str(reason)`` says what to do."""
-    from django_forgejobs.explain import reasons
+    from django_forgejobs.reasons import reasons
 
     return reasons(job_or_id, db=_jobs().alias(db))
 

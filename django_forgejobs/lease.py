@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from django.db import DatabaseError
+from django.db import Error as DatabaseError
 
 from django_forgejobs import between, context, faults
 from django_forgejobs.context import JobContext
