@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
 
 from django_forgejobs import between, conf, executor, registry, signals
 from django_forgejobs.context import JobContext
-from django_forgejobs.heartbeat import LeaseKeeper
+from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.registry import Definition

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, models, transaction
+from django.db import Error as DatabaseError
+from django.db import models, transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 from django.db.models.lookups import GreaterThanOrEqual

@@ -25,7 +25,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import apps
-from django.db import DatabaseError, connections, transaction
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
 from django.db.models import F, QuerySet, UUIDField, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Greatest, Now

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import DatabaseError, connections, reset_queries
+from django.db import Error as DatabaseError
+from django.db import connections, reset_queries
 
 from django_forgejobs import (
     between,
@@ -28,11 +29,12 @@ from django_forgejobs import (
     tally,
 )
 from django_forgejobs.context import JobContext
-from django_forgejobs.heartbeat import LeaseKeeper
+from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.registry import Definition
 from django_forgejobs.sql import Suspects
+from django_forgejobs.states import GIVE_BACK
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -142,15 +144,16 @@ class Worker:
 
     def run(self) -> Ended:
         """Work until stopped; return how it ended. Results are committed before it returns."""
+        forced = True
         with self._keeper:
             try:
                 while not self._over():
                     self._turn()
-                forced = bool(self._running or self._unwritten or self._stuck)
+                forced = bool(self._open() or self._stuck)
             finally:
-                if self._running or self._unwritten:
+                if self._open():
                     self._give_back()
-                self._dismiss()
+                self._dismiss(wait=not forced)
             self._flush()
         failed = self._keeper.failed is not None
         return Ended.FORCED if forced or failed else Ended.CLEAN
@@ -158,8 +161,11 @@ class Worker:
     def _over(self) -> bool:
         if self._signals > 1 or self._past_grace():
             return True
-        drained = not self._running and not self._unwritten
-        return drained and self.stopping
+        return self.stopping and not self._open()
+
+    def _open(self) -> bool:
+        """Whether there are claims, or may be, whose end is not written."""
+        return bool(self._running or self._unwritten or self._in_doubt)
 
     @property
     def stopping(self) -> bool:
@@ -181,10 +187,15 @@ class Worker:
         )
 
     def _past_grace(self) -> bool:
-        # Only a person's or a platform's stop is in a hurry; a burst or --max-jobs lets its jobs end.
-        asked = self._signals > 0 or self._stuck >= self.concurrency
         since = self._stopping_since
-        return asked and since is not None and time.monotonic() - since >= self.grace
+        return since is not None and self._in_a_hurry() and time.monotonic() - since >= self.grace
+
+    def _in_a_hurry(self) -> bool:
+        """Whether the grace counts: a burst or --max-jobs lets its jobs end, however long they take."""
+        asked = self._signals > 0 or self._stuck >= self.concurrency
+        nobody_renews = self._keeper.failed is not None
+        only_in_doubt = self._in_doubt and not self._running and not self._unwritten
+        return asked or nobody_renews or only_in_doubt
 
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
@@ -196,8 +207,12 @@ class Worker:
 
     def _ask_the_database(self) -> None:
         try:
+            if self._failures:
+                self._put_off_reclaiming()
             self._tick()
             self._write()
+            if self._in_doubt:
+                self._settle_doubt(start=not self.stopping)
             self._claim()
         except DatabaseError as error:
             if faults.is_again(error):
@@ -235,12 +250,12 @@ class Worker:
         now = time.monotonic()
         # A second at the most: ``stop()`` may be anybody's function, and nobody wakes us for it.
         moments = [now + (0.1 if self.stopping else 1.0)]
-        if self._unwritten:
-            moments.append(self._write_at)
-        if self._may_claim():
-            moments.append(now if self._look_again else self._next_poll())
         moments += [moment for r in self._running.values() if (moment := self._judged_at(r))]
-        return max(min(moments), self._retry_at) - now
+        if self._unwritten:
+            moments.append(max(self._write_at, self._retry_at))
+        if self._may_claim():
+            moments.append(max(now if self._look_again else self._next_poll(), self._retry_at))
+        return min(moments) - now
 
     # --- claim -----------------------------------------------------------------------------------
 
@@ -269,6 +284,7 @@ class Worker:
         self._polled_at = time.monotonic() + random.uniform(0, 0.1) * self.poll_interval  # noqa: S311
         if busy and self._must_make_room():
             return
+        connections[self.db].ensure_connection()  # what fails here is not in doubt
         self._in_doubt = True
         jobs = Job.objects.claim(
             free,
@@ -309,20 +325,20 @@ class Worker:
         self._making_room = waiting
         return waiting
 
+    def _take(self, job: Job) -> Running:
+        """Keep the lease of a claimed job from now on."""
+        definition = self.definitions[job.type]
+        context = JobContext(
+            job, lease=self.settings.LEASE, renew=self._keeper.ask, timeout=definition.timeout
+        )
+        self._keeper.add(context)
+        return Running(job, definition, context)
+
     def _start(self, jobs: list[Job]) -> None:
         for job in jobs:
             self.claimed += 1
             self._suspect_first = not job.lease_expirations
-            definition = self.definitions[job.type]
-            context = JobContext(
-                job,
-                lease=self.settings.LEASE,
-                renew=self._keeper.ask,
-                timeout=definition.timeout,
-            )
-            running = Running(job, definition, context)
-            self._running[job.pk] = running
-            self._keeper.add(context)
+            running = self._running[job.pk] = self._take(job)
             signals.send(signals.started, job=job)
             if len(self._threads) < len(self._running) + self._stuck:
                 name = f"forgejobs-job-{len(self._threads) + 1}"
@@ -330,6 +346,20 @@ class Worker:
                 self._threads.append(thread)
                 thread.start()
             self._work.put(running)
+
+    def _settle_doubt(self, *, start: bool) -> None:
+        """Run the jobs of a claim whose answer was lost, or give them back: the database knows whether it
+        took place.
+        """
+        known = self._running.keys() | self._unwritten.keys()
+        mine = [job for job in Job.objects.held_by(self.identity, db=self.db) if job.pk not in known]
+        self._in_doubt = False
+        if start:
+            self._start(mine)
+            return
+        for job in mine:
+            self._unwritten[job.pk] = self._take(job), Outcome(job, GIVE_BACK)
+        self._write_at = 0.0
 
     def _work_on(self) -> None:
         """Body of a job thread: run what is handed out, one at a time, and clean up after each."""
@@ -393,28 +423,33 @@ class Worker:
     def _give_back(self) -> None:
         """Release what has not ended, as the last statement before the process leaves."""
         self._collect(0)
-        outcomes = [outcome for _, outcome in self._unwritten.values()]
-        outcomes += [
-            executor.released(running.job, "the worker was stopped") for running in self._running.values()
-        ]
-        try:
-            settlement = Job.objects.finish(outcomes, db=self.db)
-        except DatabaseError as error:
-            logger.warning("Unfinished jobs could not be given back (%s); their leases will end.", error)
-            return
+        for running in self._running.values():
+            outcome = executor.released(running.job, "the worker was stopped")
+            self._unwritten[running.job.pk] = running, outcome
+        self._running.clear()
+        before = self.finished
+        for _ in range(2):  # the second time on a new connection: the first may be dead and not know it
+            self._write_at = 0.0
+            try:
+                if self._in_doubt:
+                    self._settle_doubt(start=False)
+                self._write()
+                break
+            except DatabaseError as error:
+                logger.warning("Unfinished jobs could not be given back (%s).", error)
+                between.close(connections[self.db])
         logger.warning(
-            "%d unfinished jobs were given back, %d could not be.",
-            len(settlement.accepted),
-            len(settlement.waiting) + len(settlement.lost),
+            "%d unfinished jobs were given back, %d could not be: their leases will end.",
+            self.finished - before,
+            len(self._unwritten),
         )
 
-    def _dismiss(self) -> None:
+    def _dismiss(self, *, wait: bool) -> None:
         """Let the idle threads end and close their connections; stuck ones are not waited for."""
         for _ in self._threads:
             self._work.put(None)
-        if not self._running and not self._stuck:
-            for thread in self._threads:
-                thread.join(timeout=5.0)
+        for thread in self._threads if wait else ():
+            thread.join(timeout=5.0)
 
     # --- now and then ----------------------------------------------------------------------------
 
@@ -455,21 +490,11 @@ class Worker:
         )
 
     def _back_in_reach(self) -> None:
-        if self._in_doubt:
-            self._adopt()
-        if not self._failures:
-            return
-        logger.warning("The database is back after %d tries.", self._failures)
-        self._failures = 0
-        # Other workers come back too: give them one heartbeat before their leases are judged.
-        wait = self.settings.HEARTBEAT
-        self._ticked_at = max(
-            self._ticked_at, time.monotonic() + wait - (self.settings.RECLAIM_INTERVAL or wait)
-        )
+        if self._failures:
+            logger.warning("The database is back after %d tries.", self._failures)
+            self._failures = 0
 
-    def _adopt(self) -> None:
-        """Run the jobs of a claim whose commit was in doubt: the database knows whether it took place."""
-        mine = Job.objects.held_by(self.identity, db=self.db)
-        self._in_doubt = False
-        known = self._running.keys() | self._unwritten.keys()
-        self._start([job for job in mine if job.pk not in known])
+    def _put_off_reclaiming(self) -> None:
+        """Give other workers, which come back too, one heartbeat before their leases are judged."""
+        interval = self.settings.RECLAIM_INTERVAL or TALLY_INTERVAL
+        self._ticked_at = time.monotonic() + self.settings.HEARTBEAT - interval

@@ -10,6 +10,7 @@ from unittest import mock
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from django_forgejobs import between
 from tests.waiting import wait_for
@@ -99,6 +100,41 @@ def answer_lost(words: str, *, db: str = DEFAULT_DB_ALIAS) -> Iterator[None]:
     with connections[db].execute_wrapper(wrapper):
         yield
     assert not todo, f"no statement contained {words!r}"
+
+
+@contextmanager
+def connections_of(
+    threads: str, before: Callable[[str], object] | None = None, after: Callable[[str], object] | None = None
+) -> Iterator[list[BaseDatabaseWrapper]]:
+    """Collect the connections that threads whose name begins so open; look before and after each statement.
+
+    What `before` and `after` raise is what the thread gets in place of its answer.
+    """
+    opened: list[BaseDatabaseWrapper] = []
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if before is not None:
+            before(sql)
+        answer = execute(sql, params, many, context)
+        if after is not None:
+            try:
+                after(sql)
+            except OperationalError:
+                context["cursor"].fetchall()  # SQLite commits when all rows are read
+                raise
+        return answer
+
+    def note(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
+        if threading.current_thread().name.startswith(threads):
+            if connection not in opened:
+                connection.execute_wrappers.append(wrapper)
+            opened.append(connection)
+
+    connection_created.connect(note)
+    try:
+        yield opened
+    finally:
+        connection_created.disconnect(note)
 
 
 def statements(of: Callable[[], object], *, db: str = DEFAULT_DB_ALIAS) -> list[str]:

@@ -3,22 +3,22 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import time_machine
 from django.db import OperationalError, ProgrammingError, connection, transaction
-from django.db.backends.signals import connection_created
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 from django_forgejobs import JobError, cancel, heartbeat
 from django_forgejobs.context import JobContext
-from django_forgejobs.heartbeat import LeaseKeeper
+from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import Job
 from tests.factories import in_seconds, make_job
-from tests.sessions import beside, gate, session, statements
+from tests.sessions import beside, connections_of, gate, session, statements
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -144,25 +144,10 @@ def held_by(kept: LeaseKeeper, job: Job) -> JobContext:
     return context
 
 
-@contextmanager
-def lease_connections(before: Callable[[str], object] = lambda sql: None) -> Iterator[list[Any]]:
-    """Collect the connections that lease threads open, and call `before(sql)` before each statement."""
-    opened: list[Any] = []
-
-    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        before(sql)
-        return execute(sql, params, many, context)
-
-    def note(*, connection: Any, **_: Any) -> None:
-        if threading.current_thread().name == "forgejobs-lease":
-            opened.append(connection)
-            connection.execute_wrappers.append(wrapper)
-
-    connection_created.connect(note)
-    try:
-        yield opened
-    finally:
-        connection_created.disconnect(note)
+def lease_connections(
+    before: Callable[[str], object] | None = None,
+) -> AbstractContextManager[list[BaseDatabaseWrapper]]:
+    return connections_of("forgejobs-lease", before)
 
 
 def test_the_lease_thread_renews_until_the_end_is_written_and_no_longer() -> None:
