@@ -289,12 +289,30 @@ def test_an_exception_too_big_to_print_is_logged_in_our_bounded_words(
     assert len(record.getMessage()) < 10_000
 
 
-@pytest.mark.django_db
-def test_an_exception_that_is_its_own_cause_is_logged(heard: Collecting) -> None:
+def raised_from(links: int) -> BaseException:
+    """Return an exception that was raised from another, and so on: cause and context are the same."""
+    try:
+        if links:
+            raise ValueError(f"link {links}") from raised_from(links - 1)
+        raise ValueError("the first")
+    except ValueError as error:
+        return error
+
+
+def round_and_round() -> BaseException:
+    """Return an exception that is its own cause."""
     error = ValueError("round and round")
     error.__cause__ = error
+    return error
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("error", [raised_from(10), round_and_round()], ids=["chain", "circle"])
+def test_an_ordinary_exception_is_handed_on_with_its_causes(heard: Collecting, error: BaseException) -> None:
     signals.send(signals.dead, job=make_job(status="dead"), error="text", exception=error)
-    assert len(heard.records) == 1
+    (record,) = heard.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
 
 
 @pytest.mark.django_db

@@ -102,6 +102,14 @@ def stuck(payload: dict[str, Any], context: JobContext) -> None:
         threading.Event().wait(STEP)
 
 
+@job("t.thread")
+def in_a_thread(payload: dict[str, Any], context: JobContext) -> None:
+    """Run t.stuck in a thread of its own, for which the interpreter waits at its end."""
+    thread = threading.Thread(target=stuck.function, args=(payload, context), daemon=False)
+    thread.start()
+    thread.join()
+
+
 @job("t.timeout", timeout=0.2)
 def times_out(payload: dict[str, Any], context: JobContext) -> None:
     """Run like t.stuck, with a timeout of 0.2 s."""

@@ -92,8 +92,10 @@ def test_a_signal_that_comes_after_the_work_has_ended_changes_no_exit_code(start
     assert worker.wait() == 0, worker.output
 
 
-def test_a_second_signal_gives_unfinished_jobs_back_and_exits_1(start: Start, tmp_path: Path) -> None:
-    id, started, _ = run_until_told(tmp_path)
+def test_a_second_signal_gives_unfinished_jobs_back_and_waits_for_no_thread(
+    start: Start, tmp_path: Path
+) -> None:
+    id, started, _ = run_until_told(tmp_path, "t.thread")
     worker = start()
     wait_for(started.exists, message=lambda: worker.output)
     worker.terminate()
@@ -105,7 +107,7 @@ def test_a_second_signal_gives_unfinished_jobs_back_and_exits_1(start: Start, tm
     given_back = job(id)
     assert (given_back.status, given_back.attempts, given_back.claim_token) == (Status.READY, 0, None)
     assert given_back.history[-1]["event"] == "release"
-    assert f"job {id} t.stuck given back" in worker.output
+    assert f"job {id} t.thread given back" in worker.output
 
 
 def test_what_is_not_done_when_the_grace_is_over_is_given_back(start: Start, tmp_path: Path) -> None:
