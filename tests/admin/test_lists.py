@@ -88,6 +88,7 @@ def test_a_list_ends_where_counting_ends_and_says_so(
     assert response.context["cl"].result_count == 150
     assert response.context["cl"].paginator.num_pages == 2
     assert "There are more than 150" in response.content.decode()
+    assert "Select all 150" not in response.content.decode()
     monkeypatch.setattr(changelist, "LISTED", 160)
     assert "There are more than" not in boss.get(listing(model)).content.decode()
 
@@ -141,7 +142,7 @@ def test_the_list_of_dead_letters_is_cut_without_losing_a_newer_one(
     monkeypatch.setattr(changelist, "LISTED", 3)
     for ago in (90, 80, 70, 60):
         job_in("failed", finished_at=in_seconds(-ago))
-    for ago in (50, 40):
+    for ago in (50, 40, 30, 20):
         job_in("dead", finished_at=in_seconds(-ago))
     expected = Job.objects.order_by("-finished_at").values_list("pk", flat=True)[:3]
 
@@ -149,6 +150,8 @@ def test_the_list_of_dead_letters_is_cut_without_losing_a_newer_one(
 
     assert shown_ids(response)[:3] == list(expected)
     assert "There are more than 3" in response.content.decode()
+    # What is sorted: the newest of each status, cut at the higher end of the two.
+    assert response.context["cl"].queryset.count() == 4
 
 
 def test_waiting_jobs_are_listed_lane_by_lane_in_the_order_of_their_index(boss: Client) -> None:
