@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -20,11 +20,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("django_forgejobs")
 
-# Statements that change the session beyond their transaction. A healthy connection is kept otherwise: opening
-# one anew costs 7 ms a job, and DISCARD ALL would undo Django's own settings.
+# Statements that change the session beyond their transaction, at the start of a text or after a semicolon. A
+# healthy connection is kept otherwise: opening one anew costs 7 ms a job, and DISCARD ALL would undo Django's
+# own settings.
 _SESSION = re.compile(
-    r"^\s*(/\*.*?\*/\s*)?(SET(?!\s+(LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|LISTEN|UNLISTEN|PREPARE|"
-    r"DECLARE|LOAD|ATTACH|DETACH|PRAGMA|CREATE\s+(LOCAL\s+|GLOBAL\s+)?TEMP)\b"
+    r"(^|;)(?>\s|/\*.*?\*/|--[^\n]*\n)*+(SET(?!\s+(LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|LISTEN|UNLISTEN|"
+    r"PREPARE|DECLARE|LOAD|ATTACH|DETACH|PRAGMA|CREATE\s+(LOCAL\s+|GLOBAL\s+)?TEMP(ORARY)?)\b"
     r"|\bSET_CONFIG\s*\(|\bPG_(TRY_)?ADVISORY_LOCK",
     re.IGNORECASE | re.DOTALL,
 )
@@ -45,19 +46,20 @@ def jobs() -> Iterator[None]:
     changed: set[str] = set()
     handlers = _signal_handlers()
     _drop_dead_connections()
-    with ExitStack() as stack:
-        for connection in connections.all():
-            stack.enter_context(connection.execute_wrapper(_Watch(connection.alias, changed)))
-        try:
-            yield
-        finally:
-            stack.close()
-            for connection in connections.all(initialized_only=True):
-                _clean(connection, session_changed=connection.alias in changed)
-            for number, handler in handlers.items():
-                if signal.getsignal(number) is not handler:
-                    signal.signal(number, handler)
-            _idle.since = time.monotonic()
+    wrappers = {}
+    for connection in connections.all():
+        wrappers[connection] = list(connection.execute_wrappers)
+        connection.execute_wrappers.append(_Watch(connection.alias, changed))
+    try:
+        yield
+    finally:
+        for connection in connections.all(initialized_only=True):
+            connection.execute_wrappers[:] = wrappers.get(connection, [])
+            _clean(connection, session_changed=connection.alias in changed)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        _idle.since = time.monotonic()
 
 
 def _drop_dead_connections() -> None:
@@ -76,18 +78,26 @@ class _Watch:
         self.alias, self.changed = alias, changed
 
     def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        if isinstance(sql, str) and _SESSION.search(sql):
+        if _SESSION.search(_text(sql)):
             self.changed.add(self.alias)
         return execute(sql, params, many, context)
+
+
+def _text(sql: Any) -> str:
+    if isinstance(sql, bytes):
+        return sql.decode("utf-8", "replace")
+    compose = getattr(sql, "as_string", None)  # psycopg.sql
+    return str(sql if compose is None else compose(None))
 
 
 def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
     if connection.connection is None:
         connection.needs_rollback = False
         return
+    suspicious = connection.errors_occurred
     try:
         _leave_transaction(connection)
-        broken = connection.errors_occurred and not connection.is_usable()
+        broken = suspicious and not connection.is_usable()
     except Exception:  # a connection in an unknown state is replaced, whatever it complains about
         broken = True
     connection.errors_occurred = False
@@ -112,15 +122,20 @@ def reachable(db: str) -> bool:
 
 
 def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
-    if not connection.in_atomic_block and not connection.savepoint_ids and connection.get_autocommit():
-        return
+    if connection.in_atomic_block or not connection.get_autocommit():
+        logger.warning(
+            'A job left a transaction open on "%s"; it is rolled back. Use transaction.atomic() as a block.',
+            connection.alias,
+        )
     connection.in_atomic_block = False
     connection.savepoint_ids = []
     connection.atomic_blocks = []
     connection.run_on_commit = []
     connection.needs_rollback = False
+    # Also for a BEGIN that Django knows nothing of; where nothing is open the driver asks no server.
     connection.rollback()
-    connection.set_autocommit(True)
+    if not connection.get_autocommit():
+        connection.set_autocommit(True)
 
 
 def close(connection: BaseDatabaseWrapper) -> None:
@@ -142,7 +157,7 @@ def close_all() -> None:
         close(connection)
 
 
-def _signal_handlers() -> dict[signal.Signals, Any]:
+def _signal_handlers() -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
