@@ -72,6 +72,13 @@ def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
     return _attempt_failed(job, definition, error, seconds, text=text)
 
 
+def undone(outcome: Outcome, definition: Definition, error: BaseException) -> Outcome:
+    """Return ``outcome``, but a failed attempt if a job would be done whose effects were rolled back."""
+    if outcome.move is not COMPLETE:
+        return outcome
+    return _attempt_failed(outcome.job, definition, error, outcome.seconds)
+
+
 def released(job: Job, reason: str, *, delay: float = 1.0) -> Outcome:
     """Return the outcome of a job whose worker stops before the handler is through."""
     return Outcome(job, RELEASE, delay=delay, facts={"reason": reason})

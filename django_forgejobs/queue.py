@@ -10,6 +10,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from django_forgejobs.exceptions import JobError
+from django_forgejobs.payloads import in_words
 
 if TYPE_CHECKING:
     from django_forgejobs.managers import JobManager
@@ -136,7 +137,7 @@ def heartbeat(claim_token: UUID | str, *, db: str | None = None) -> bool:
         token = claim_token if isinstance(claim_token, UUID) else UUID(claim_token)
     except (ValueError, TypeError, AttributeError):
         raise JobError(
-            f"claim_token={claim_token!r} is no claim token. Give your handler a parameter of that "
+            f"claim_token={in_words(claim_token)} is no claim token. Give your handler a parameter of that "
             "name and pass it on."
         ) from None
     context = live(token)
