@@ -46,7 +46,8 @@ COMMANDS = {
 def connect() -> None:
     """Register the checks."""
     register(check_settings, TAG)
-    register(check_database, TAG, Tags.database)
+    # Under no other tag: Django 6.1 gives every database to the checks of a tag that is asked for.
+    register(check_database, Tags.database)
 
 
 def check_settings(app_configs: Any, **_: Any) -> list[CheckMessage]:

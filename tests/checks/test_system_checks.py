@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.core.checks import CheckMessage, run_checks
+from django.core.checks import CheckMessage, Tags, run_checks
 from django.core.management import get_commands
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 
@@ -18,8 +18,10 @@ from tests.processes.harness import Manage
 
 def found(*, database: bool = False) -> dict[str, CheckMessage]:
     """Return what our checks say, by id."""
-    databases = [DEFAULT_DB_ALIAS] if database else None
-    return {str(message.id): message for message in run_checks(tags=[checks.TAG], databases=databases)}
+    messages = run_checks(tags=[checks.TAG])
+    if database:
+        messages += run_checks(tags=[Tags.database], databases=[DEFAULT_DB_ALIAS])
+    return {str(message.id): message for message in messages if str(message.id).startswith("forgejobs.")}
 
 
 @pytest.fixture
