@@ -5,9 +5,11 @@ and the exit codes.
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,8 +41,8 @@ FORCED, USAGE, UNREACHABLE, MIGRATIONS = 1, 2, 3, 4
 
 EXIT_CODES = """\
 exit codes:
-  0 clean · 1 forced or unexpected · 2 usage or configuration
-  3 database out of reach at start · 4 migrations missing"""
+  0 clean, 1 forced or unexpected, 2 usage or configuration,
+  3 database out of reach at start, 4 migrations missing"""
 
 
 class Help(DjangoHelpFormatter):
@@ -99,6 +101,8 @@ class JobsCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, work, and turn what went wrong into an exit code."""
         if self.has_own_process:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # no name of a job is worth an end
             # A server that takes a connection and says nothing would cost two minutes a try.
             os.environ.setdefault("PGCONNECT_TIMEOUT", str(max(1, math.ceil(options["connect_timeout"]))))
             logs.set_up(options.get("log_format"), verbosity=options["verbosity"])

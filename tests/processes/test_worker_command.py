@@ -295,6 +295,14 @@ def test_json_lines_are_all_that_a_worker_prints_with_log_format_json(start: Sta
     assert "s3cr3t" not in worker.output
 
 
+def test_a_name_that_the_terminal_cannot_show_ends_no_worker(start: Start) -> None:
+    enqueue("t.ok", queue="caf\u00e9")
+    worker = start("--burst", "--queues", "caf\u00e9", env={**APP, "PYTHONIOENCODING": "ascii"})
+    assert worker.wait() == 0, worker.output
+    assert "queues       caf\\xe9" in worker.output
+    assert ": 1 done." in worker.output
+
+
 @pytest.mark.postgres_only
 def test_the_server_shows_whose_a_workers_connections_are(start: Start) -> None:
     worker = start("--name", "web")
