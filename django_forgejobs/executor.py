@@ -17,6 +17,7 @@ from asgiref.sync import async_to_sync
 
 from django_forgejobs import backoff, conf, faults, payloads
 from django_forgejobs.exceptions import JobError, PermanentError, Retry, Snooze
+from django_forgejobs.fields import Unreadable
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import BURY, COMPLETE, FAIL, RELEASE, RETRY, SNOOZE
 
@@ -85,6 +86,8 @@ def released(job: Job, reason: str, *, delay: float = 1.0) -> Outcome:
 
 
 def _call(definition: Definition, job: Job, context: JobContext) -> Any:
+    if isinstance(job.payload, Unreadable):
+        raise PermanentError(f"The payload cannot be read: {job.payload.problem}")
     offered = {"claim_token": job.claim_token, "context": context}
     extra = {name: offered[name] for name in definition.wants}
     if inspect.iscoroutinefunction(definition.handler):

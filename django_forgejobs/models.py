@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Length, Now
 from django.db.models.lookups import LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
+from django_forgejobs.fields import StrictJSONField
 from django_forgejobs.managers import AnnouncedTypeManager, JobManager
-from django_forgejobs.payloads import StrictEncoder
 from django_forgejobs.states import ENDED, Status
-
-
-def _strict_json(verbose_name: Any, **options: Any) -> models.JSONField:
-    return models.JSONField(verbose_name, encoder=StrictEncoder, **options)
 
 
 def _words(statuses: frozenset[Status]) -> list[str]:
@@ -29,7 +23,7 @@ class JobFields(models.Model):
     id = models.BigAutoField(_("id"), primary_key=True)
     queue = models.CharField(_("queue"), max_length=64, db_default="default")
     type = models.CharField(_("type"), max_length=200)
-    payload = _strict_json(_("payload"), db_default=Value({}, models.JSONField()))
+    payload = StrictJSONField(_("payload"), db_default=Value({}, models.JSONField()))
     priority = models.SmallIntegerField(_("priority"), db_default=0)
     idempotency_key = models.CharField(_("idempotency key"), max_length=255, null=True, blank=True)  # noqa: DJ001 (unique, so absent is NULL)
     status = models.CharField(_("status"), max_length=10, choices=Status, db_default=Status.READY.value)
@@ -45,8 +39,8 @@ class JobFields(models.Model):
     started_at = models.DateTimeField(_("started at"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
     last_error = models.TextField(_("last error"), blank=True, db_default="")
-    result = _strict_json(_("result"), null=True, blank=True)
-    history = _strict_json(_("history"), db_default=Value([], models.JSONField()))
+    result = StrictJSONField(_("result"), null=True, blank=True)
+    history = StrictJSONField(_("history"), db_default=Value([], models.JSONField()))
 
     class Meta:
         abstract = True

@@ -32,7 +32,8 @@ class Reason:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text} {self.remedy}".rstrip()
+        stop = "" if self.text.endswith((".", "!", "?")) else "."
+        return f"{self.text}{stop} {self.remedy}".rstrip()
 
 
 def reasons(job_or_id: Job | int, *, db: str) -> list[Reason]:

@@ -5,7 +5,7 @@ import django.db.models.functions.text
 import django.db.models.lookups
 from django.db import migrations, models
 
-import django_forgejobs.payloads
+import django_forgejobs.fields
 
 
 def leave_room_for_heartbeats(apps, schema_editor):
@@ -28,9 +28,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "type",
-                    models.CharField(
-                        max_length=200, primary_key=True, serialize=False, verbose_name="type"
-                    ),
+                    models.CharField(max_length=200, primary_key=True, serialize=False, verbose_name="type"),
                 ),
                 (
                     "since",
@@ -60,18 +58,15 @@ class Migration(migrations.Migration):
                 ("type", models.CharField(max_length=200, verbose_name="type")),
                 (
                     "payload",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         db_default=models.Value({}, models.JSONField()),
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         verbose_name="payload",
                     ),
                 ),
                 ("priority", models.SmallIntegerField(db_default=0, verbose_name="priority")),
                 (
                     "idempotency_key",
-                    models.CharField(
-                        blank=True, max_length=255, null=True, verbose_name="idempotency key"
-                    ),
+                    models.CharField(blank=True, max_length=255, null=True, verbose_name="idempotency key"),
                 ),
                 (
                     "status",
@@ -108,9 +103,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "locked_by",
-                    models.CharField(
-                        blank=True, db_default="", max_length=200, verbose_name="locked by"
-                    ),
+                    models.CharField(blank=True, db_default="", max_length=200, verbose_name="locked by"),
                 ),
                 (
                     "locked_until",
@@ -137,18 +130,16 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "result",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         blank=True,
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         null=True,
                         verbose_name="result",
                     ),
                 ),
                 (
                     "history",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         db_default=models.Value([], models.JSONField()),
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         verbose_name="history",
                     ),
                 ),
@@ -203,18 +194,15 @@ class Migration(migrations.Migration):
                 ("type", models.CharField(max_length=200, verbose_name="type")),
                 (
                     "payload",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         db_default=models.Value({}, models.JSONField()),
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         verbose_name="payload",
                     ),
                 ),
                 ("priority", models.SmallIntegerField(db_default=0, verbose_name="priority")),
                 (
                     "idempotency_key",
-                    models.CharField(
-                        blank=True, max_length=255, null=True, verbose_name="idempotency key"
-                    ),
+                    models.CharField(blank=True, max_length=255, null=True, verbose_name="idempotency key"),
                 ),
                 (
                     "status",
@@ -251,9 +239,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "locked_by",
-                    models.CharField(
-                        blank=True, db_default="", max_length=200, verbose_name="locked by"
-                    ),
+                    models.CharField(blank=True, db_default="", max_length=200, verbose_name="locked by"),
                 ),
                 (
                     "locked_until",
@@ -280,18 +266,16 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "result",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         blank=True,
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         null=True,
                         verbose_name="result",
                     ),
                 ),
                 (
                     "history",
-                    models.JSONField(
+                    django_forgejobs.fields.StrictJSONField(
                         db_default=models.Value([], models.JSONField()),
-                        encoder=django_forgejobs.payloads.StrictEncoder,
                         verbose_name="history",
                     ),
                 ),
