@@ -1,14 +1,17 @@
-"""What a caller of ``enqueue`` asked for, checked and made a row. Touches no database."""
+"""What a caller asked for, checked, and for ``enqueue`` made a row. Touches no database."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_forgejobs import conf, payloads, registry
 from django_forgejobs.exceptions import JobError
+
+if TYPE_CHECKING:
+    from django_forgejobs.models import Job
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -72,6 +75,21 @@ def rows(jobs: Any) -> list[dict[str, Any]]:
             message = str(error).replace("row()", "enqueue()")
             raise JobError(f"jobs[{index}]: {message}") from None
     return result
+
+
+def job_id(job: Job | int) -> int:
+    """Return the id of a job, or of what may be one; raise ``JobError`` for anything else."""
+    pk = getattr(job, "pk", job)
+    if type(pk) is not int:
+        raise JobError(f"{payloads.in_words(job)} is neither a stored job nor the id of one, a whole number.")
+    return pk
+
+
+def by_whom(name: str) -> dict[str, str]:
+    """Return the part of a history entry that says who moved a job by hand."""
+    if name:
+        payloads.check_name("by", name, 200)
+    return {"by": name} if name else {}
 
 
 def _when(available_in: float | timedelta, run_at: datetime | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from django.db.models import BooleanField, DateTimeField, ExpressionWrapper, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from django_forgejobs import conf
+from django_forgejobs import conf, intake
 from django_forgejobs.managers import CLAIMABLE
 from django_forgejobs.models import AnnouncedType, ArchivedJob, Job
 from django_forgejobs.states import Status
@@ -38,7 +38,7 @@ class Reason:
 
 def reasons(job_or_id: Job | int, *, db: str) -> list[Reason]:
     """Return why the job is where it is, most important first, as the database has it now."""
-    pk = job_or_id if isinstance(job_or_id, int) else job_or_id.pk
+    pk = intake.job_id(job_or_id)
     claimable = {
         f"is_{name}": ExpressionWrapper(condition, BooleanField()) for name, condition in CLAIMABLE.items()
     }

@@ -19,7 +19,7 @@ FLOORS = [
     # Declarations.
     {"signals", "registry", "outcomes", "intake"},
     # The tables.
-    {"dialect", "sql", "managers", "models"},
+    {"dialect", "fields", "sql", "managers", "models"},
     # One unit of work, no loop, no thread.
     {"between", "context", "executor", "reaper", "archive", "tally", "measures"},
     # Processes.

@@ -5,7 +5,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 from django.dispatch import Signal
+from django.test import override_settings
 
 from django_forgejobs import (
     JobError,
@@ -25,6 +26,7 @@ from django_forgejobs import (
     cancel,
     drain,
     enqueue,
+    explain,
     get_job,
     heartbeat,
     job,
@@ -109,6 +111,17 @@ def test_a_job_fails_until_its_attempts_are_used_up_and_says_how_each_time(way: 
         assert "in fail\n" in entry["traceback"]
         assert entry["worker"]
         assert entry["started"] <= entry["at"]
+
+
+@pytest.mark.parametrize("attempts", [46, 47, 63, 64, 1023, 1998])
+@override_settings(FORGEJOBS={"BACKOFF": {"base": 1, "factor": 2, "cap": 3600, "jitter": 0.5}})
+def test_a_late_attempt_is_due_again_within_the_cap(attempts: int) -> None:
+    row = make_job(attempts=attempts, max_attempts=2000)
+    assert process_one({"test.job": fail})
+    after = Job.objects.get(pk=row.pk)
+    assert (after.status, after.attempts) == ("ready", attempts + 1)
+    ended = datetime.fromisoformat(after.history[-1]["at"])
+    assert timedelta(seconds=1799) < after.run_at - ended < timedelta(seconds=3601)
 
 
 @WAYS
@@ -307,6 +320,41 @@ def test_a_handler_alone_commits_as_it_goes() -> None:
     assert Job.objects.get().result == 1
 
 
+@real_commits
+@pytest.mark.postgres_only
+def test_a_job_whose_connection_was_cut_is_given_back_and_not_charged() -> None:
+    def cut(payload: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    enqueue("t")
+    assert process_one({"t": cut})
+    row = Job.objects.get()
+    assert (row.status, row.attempts, row.last_error) == ("ready", 0, "")
+    [entry] = row.history
+    assert (entry["event"], entry["outage"]) == ("release", True)
+    assert entry["reason"] == "the queue's database was out of reach"
+    assert "terminating connection" in entry["message"]
+
+
+@real_commits
+@pytest.mark.postgres_only
+def test_a_job_that_broke_its_own_transaction_is_charged() -> None:
+    """What it raises then looks like an outage, but for the probe."""
+
+    def careless(payload: Any) -> None:
+        with transaction.atomic():
+            swallowed(plain_error)(payload)
+            connection.needs_rollback = False
+            Group.objects.create(name="after")
+
+    enqueue("t")
+    assert process_one({"t": careless})
+    row = Job.objects.get()
+    assert (row.status, row.attempts) == ("dead", 1)
+    assert "current transaction is aborted" in row.last_error
+
+
 # --- drain, run_worker ---------------------------------------------------------------------------
 
 
@@ -445,12 +493,28 @@ def test_a_job_is_called_off_and_requeued_once_and_the_row_says_by_whom(given: A
     assert not cancel(row.pk + 1)
 
 
-def test_a_name_that_cannot_be_stored_calls_nothing_off() -> None:
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("a\0", "by contains a NUL character"),
+        ("x" * 201, "is 201 characters, more than 200"),
+        (Group(name="g"), "by=<Group: g> is a Group, not a plain string"),
+    ],
+)
+def test_a_name_that_cannot_be_stored_moves_nothing(by: Any, said: str) -> None:
     row = make_job()
-    with pytest.raises(JobError, match="contains a NUL"):
-        cancel(row, by="a\0")
+    with pytest.raises(JobError) as caught:
+        cancel(row, by=by)
+    assert said in str(caught.value)
     row.refresh_from_db()
     assert row.status == "ready"
+
+
+@pytest.mark.parametrize("wrong", ["5", None, True, 5.0, Job(type="unsaved"), ["x" * 10_000]])
+@pytest.mark.parametrize("ask", [cancel, requeue, get_job, explain])
+def test_what_is_no_job_is_refused_with_its_value(ask: Callable[[Any], Any], wrong: Any) -> None:
+    with pytest.raises(JobError, match=r"is neither a stored job nor the id of one, a whole number\.$"):
+        ask(wrong)
 
 
 def test_a_requeued_job_has_all_its_attempts_again() -> None:
