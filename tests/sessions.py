@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest import mock
 
+import dj_database_url
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -19,10 +20,12 @@ T = TypeVar("T")
 
 
 @contextmanager
-def session(alias: str = "other", **options: Any) -> Iterator[BaseDatabaseWrapper]:
-    """Open a second connection to the test database, under an alias and with OPTIONS of its own."""
+def session(alias: str = "other", *, url: str = "", **options: Any) -> Iterator[BaseDatabaseWrapper]:
+    """Open a connection to the test database, or to `url`, under an alias and with OPTIONS of its own."""
     settings = copy.deepcopy(connections[DEFAULT_DB_ALIAS].settings_dict)
-    settings["OPTIONS"] |= options
+    if url:
+        settings |= dj_database_url.parse(url)
+    settings["OPTIONS"] = {**settings.get("OPTIONS", {}), **options}
     connections.databases[alias] = settings
     try:
         # The test case lets nobody connect to an alias that it did not know at its start.
@@ -197,8 +200,8 @@ class Gate:
 
 
 @contextmanager
-def gate(application: str, *, per: str = "STATEMENT", operation: str = "UPDATE") -> Iterator[Gate]:
-    """Close a gate for what `application` does to the jobs' table."""
+def gate(application: str, *, per: str = "STATEMENT", when: str = "true") -> Iterator[Gate]:
+    """Close a gate for what `application` changes in the jobs' table; rows may be chosen by `when`."""
     with session("gatekeeper") as keeper, keeper.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(7)")
         cursor.execute(
@@ -206,7 +209,8 @@ def gate(application: str, *, per: str = "STATEMENT", operation: str = "UPDATE")
             IF current_setting('application_name') = '{application}' THEN
                 PERFORM pg_advisory_xact_lock_shared(7);
             END IF; RETURN NEW; END $$;
-            CREATE TRIGGER gate BEFORE {operation} ON forgejobs_job FOR EACH {per} EXECUTE FUNCTION gate()"""
+            CREATE TRIGGER gate BEFORE UPDATE ON forgejobs_job FOR EACH {per} WHEN ({when})
+            EXECUTE FUNCTION gate()"""
         )
         opened = Gate(cursor)
         try:
