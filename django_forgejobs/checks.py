@@ -248,13 +248,12 @@ def _missing_objects(alias: str) -> list[CheckMessage]:
 
 
 def _missing(alias: str, kind: str, name: str) -> CheckMessage:
-    """Word it: without a table or a constraint promises are off, without an index it is only slow."""
-    severity, id = (Warning, "forgejobs.W006") if kind == "index" else (Error, "forgejobs.E006")
-    return severity(
+    """An index too is an error: on SQLite the claim names the one that it reads."""
+    return Error(
         f'Database "{alias}" has no {kind} "{name}", although the migrations that create it are applied.',
         hint="Somebody has dropped it. `manage.py sqlmigrate forgejobs 0001` shows the statement that "
         "creates it.",
-        id=id,
+        id="forgejobs.E006",
     )
 
 
