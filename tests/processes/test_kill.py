@@ -199,7 +199,7 @@ def test_a_killer_with_two_hundred_neighbours_ends_as_exactly_one_dead_job(
     start: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "effects"
-    jobs = [{"type": "t.effect", "payload": {"path": str(path)}} for _ in range(200)]
+    jobs: list[dict[str, Any]] = [{"type": "t.effect", "payload": {"path": str(path)}} for _ in range(200)]
     jobs.insert(100, {"type": "t.kill", "max_attempts": 3})
     pks = enqueue_many(jobs)
     worker, starts = start(), 1

@@ -1,12 +1,20 @@
-"""Fifty processes race for the same jobs; each job is had by one of them."""
+"""Everybody at once: each job is had by one claimer, and nobody deadlocks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.db import connection
 
-from django_forgejobs import enqueue_many
+from django_forgejobs import archive, enqueue_many, reaper
 from django_forgejobs.models import Job
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.states import BURY, COMPLETE, RETRY
+from tests.factories import in_seconds
 from tests.processes.harness import Manage
+from tests.sessions import in_threads
+
+pytestmark = pytest.mark.django_db(transaction=True)
 
 APPS = {"FORGEJOBS_TEST_APPS": "tests.jobsapp"}
 
@@ -25,3 +33,53 @@ def test_fifty_processes_claim_each_of_a_thousand_jobs_once(
     assert set(rows) == {(int(pk), worker, 1, 1, "running") for worker, pk in claims}
     assert Job.objects.values("claim_token").distinct().count() == 1000
     assert len({worker for worker, _ in claims}) > 10, "this was no race"
+
+
+def deadlocks() -> int:
+    if connection.vendor != "postgresql":
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
+
+
+def test_workers_reapers_archivers_and_people_at_once_meet_no_deadlock(settings: Any) -> None:
+    """Overlapping sets of rows, in whatever order each comes to them."""
+    settings.FORGEJOBS = {"RETENTION": {"done": 0, "failed": 0, "dead": 0, "cancelled": 0}}
+    enqueue_many({"type": "t", "priority": n % 5} for n in range(400))
+    before = deadlocks()
+
+    def work(turn: int) -> None:
+        jobs = Job.objects.claim(20, worker=f"w:{turn}")
+        ends = [Outcome(job, (COMPLETE, RETRY, BURY)[job.pk % 3], delay=0, error="e") for job in jobs[:15]]
+        Job.objects.renew({job.pk: job.claim_token for job in jobs if job.claim_token})
+        Job.objects.finish(ends[::-1])
+
+    def reap(turn: int) -> None:
+        Job.objects.filter(status="running").order_by("-pk").update(locked_until=in_seconds(-1))
+        reaper.tick("default")
+
+    def archive_some(turn: int) -> None:
+        for _ in archive.batches("default", delete=bool(turn % 2)):
+            pass
+
+    def requeue_and_cancel(turn: int) -> None:
+        for pk in Job.objects.order_by("-pk").values_list("pk", flat=True)[:20]:
+            if not Job.objects.requeue(pk):
+                Job.objects.cancel(pk)
+
+    def enqueue_more(turn: int) -> None:
+        keys = [f"k{(turn + n) % 30}" for n in range(30)]
+        enqueue_many({"type": "t", "idempotency_key": key} for key in keys[:: 1 if turn % 2 else -1])
+
+    people = [requeue_and_cancel, enqueue_more, enqueue_more]
+    parts = [work, work, work, reap, reap, archive_some, archive_some, *people]
+
+    def take_part(index: int) -> None:
+        for turn in range(15):
+            parts[index](turn)
+
+    in_threads(len(parts), take_part)
+    assert deadlocks() == before
+    assert Job.objects.exists()
