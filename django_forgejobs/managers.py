@@ -1,4 +1,4 @@
-"""Predicates, and every transition of a job: nothing else in the project writes ``status``."""
+"""Every transition of a job: nothing else in the project writes ``status``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from django.db import Error as DatabaseError
 from django.db import models, transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
-from django.db.models.lookups import GreaterThanOrEqual
 
 from django_forgejobs import conf, faults, intake, signals, sql
-from django_forgejobs.dialect import AfterSeconds, Literal, ServerStarted, Zero
+from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.outcomes import Outcome, Settlement
 from django_forgejobs.payloads import StrictEncoder
+from django_forgejobs.predicates import CLAIMABLE, JobQuerySet
 from django_forgejobs.sql import Suspects
 from django_forgejobs.states import (
     BURY,
@@ -48,55 +48,6 @@ RECLAIM_ROWS = 100
 
 #: An outage may release a job this often in a row before it is charged as an attempt.
 OUTAGES_FORGIVEN = 10
-
-
-#: What makes a job claimable, by name. The claim asks all of them, ``explain`` each.
-CLAIMABLE: Mapping[str, Q] = {
-    "ready": Q(status=Literal("ready")),
-    "due": Q(run_at__lte=Now()),
-}
-
-
-class JobQuerySet(models.QuerySet["Job"]):
-    """The predicates. The claim, the reaper and ``explain`` all ask these."""
-
-    def ready(self) -> JobQuerySet:
-        """Jobs that may be claimed now."""
-        return self.filter(*CLAIMABLE.values())
-
-    def running(self) -> JobQuerySet:
-        """Jobs that a worker holds."""
-        return self.filter(status=Literal("running"))
-
-    def expired(self) -> JobQuerySet:
-        """Running jobs whose worker is taken for dead.
-
-        A server that has just started could not take heartbeats while it was down: claims older than
-        its start get one heartbeat more, so that an outage costs no live worker its job.
-        """
-        heartbeat = conf.current().HEARTBEAT
-        return self.running().filter(
-            Q(started_at__isnull=True)
-            | Q(started_at__gte=ServerStarted())
-            | Q(GreaterThanOrEqual(Now(), AfterSeconds(Value(heartbeat), since=ServerStarted()))),
-            locked_until__lt=Now(),
-        )
-
-    def ended_since(self, status: str, seconds: float) -> JobQuerySet:
-        """Jobs that ended as ``status`` more than ``seconds`` ago, oldest first."""
-        cutoff = AfterSeconds(Value(-seconds))
-        return self.filter(status=Literal(status), finished_at__lt=cutoff).order_by("finished_at")
-
-    def suspects(
-        self, queues: Collection[str] | None = None, types: Collection[str] | None = None
-    ) -> JobQuerySet:
-        """Jobs due that have cost a worker its life, in claim order."""
-        found = self.ready().filter(lease_expirations__gt=Zero())
-        if queues is not None:
-            found = found.filter(queue__in=queues)
-        if types is not None:
-            found = found.filter(type__in=types)
-        return found.order_by("-priority", "run_at", "pk")
 
 
 class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
@@ -457,33 +408,6 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
                 logger.exception("Job %s could not be changed; it is passed over.", rows[0][0])
                 return []
             return [job for row in rows for job in self._each([row], write)]
-
-
-class AnnouncedTypeManager(models.Manager[Any]):
-    """Which types the living workers serve."""
-
-    def announce(self, types: Iterable[str], *, grace: float, db: str) -> None:
-        """Say that ``types`` are served now; an announcement older than ``grace`` begins anew."""
-        cutoff = AfterSeconds(Value(-grace))
-        names = sorted(set(types))
-        self.using(db).filter(type__in=names, seen_at__lt=cutoff).update(since=Now())
-        self.using(db).bulk_create(
-            [self.model(type=name, since=Now(), seen_at=Now()) for name in names],
-            update_conflicts=True,
-            unique_fields=["type"],
-            update_fields=["seen_at"],
-        )
-
-    def unserved(self, types: Iterable[str], *, grace: float, db: str) -> list[str]:
-        """Return those of ``types`` that nobody has announced for ``grace`` seconds.
-
-        None at all while no worker has been announcing for that long: when every worker is down, or has
-        just come back, silence says nothing about a type.
-        """
-        recent = self.using(db).filter(seen_at__gte=AfterSeconds(Value(-grace)))
-        if not recent.filter(since__lte=AfterSeconds(Value(-grace))).exists():
-            return []
-        return sorted(set(types) - set(recent.values_list("type", flat=True)))
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

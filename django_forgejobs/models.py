@@ -8,8 +8,9 @@ from django.db.models.functions import Length, Now
 from django.db.models.lookups import LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
+from django_forgejobs.announcements import AnnouncedTypeManager
 from django_forgejobs.fields import StrictJSONField
-from django_forgejobs.managers import AnnouncedTypeManager, JobManager
+from django_forgejobs.managers import JobManager
 from django_forgejobs.states import ENDED, Status
 
 

@@ -12,12 +12,12 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_forgejobs import conf, intake
-from django_forgejobs.managers import CLAIMABLE
 from django_forgejobs.models import AnnouncedType, ArchivedJob, Job
+from django_forgejobs.predicates import CLAIMABLE
 from django_forgejobs.states import Status
 
 if TYPE_CHECKING:
-    from django_forgejobs.managers import JobQuerySet
+    from django_forgejobs.predicates import JobQuerySet
 
 #: Jobs ahead in the queue are counted up to here.
 COUNTED_AHEAD = 1000

@@ -1,22 +1,19 @@
-"""The worker: one loop that claims, hands out, collects and writes, and a thread for each running job."""
+"""The worker: one loop that writes what ended, claims what fits, and waits; its threads are `threads`."""
 
 from __future__ import annotations
 
 import enum
 import logging
 import os
-import queue
 import random
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error as DatabaseError
-from django.db import connections, reset_queries
+from django.db import connections
 
 from django_forgejobs import (
     between,
@@ -32,9 +29,10 @@ from django_forgejobs.context import JobContext
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outcomes import Outcome
-from django_forgejobs.registry import Definition
 from django_forgejobs.sql import Suspects
 from django_forgejobs.states import GIVE_BACK
+from django_forgejobs.threads import JobThreads, Running
+from django_forgejobs.turns import Turns
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -57,17 +55,6 @@ def identity(name: str = "") -> str:
     """Return a name for one start of a process, unique also where containers share host and pid."""
     host = (name or socket.gethostname()).encode("ascii", "replace").decode()[:120]
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
-
-
-@dataclass
-class Running:
-    """One claimed job in the hands of this worker, until its end is written."""
-
-    job: Job
-    definition: Definition
-    context: JobContext
-    started: float = field(default_factory=time.monotonic)
-    told: bool = False
 
 
 class Worker:
@@ -108,11 +95,9 @@ class Worker:
         self._stop = stop or (lambda: False)
         self._signals = 0
         self._exhausted = False
-        self._inbox: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
+        self._threads = JobThreads(db)
         self._running: dict[int, Running] = {}
         self._unwritten: dict[int, tuple[Running, Outcome]] = {}
-        self._threads: list[threading.Thread] = []
         self._stuck = 0
         self._stopping_since: float | None = None
         self._polled_at = -float("inf")
@@ -120,9 +105,7 @@ class Worker:
         self._write_at = 0.0
         self._ticked_at = -float("inf")
         self._tallied_at = time.monotonic()
-        self._suspect_first = True
-        self._suspects_seen_at: float | None = None
-        self._making_room = False
+        self._turns = Turns(self.settings.SUSPECT_PATIENCE, self._suspects_wait)
         self._failures = 0
         self._retry_at = 0.0
         self._in_doubt = False
@@ -138,7 +121,7 @@ class Worker:
 
     def wake(self) -> None:
         """Make the loop look at everything now. Safe in a signal handler and from any thread."""
-        self._inbox.put(None)
+        self._threads.wake()
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -153,7 +136,7 @@ class Worker:
             finally:
                 if self._open():
                     self._give_back()
-                self._dismiss(wait=not forced)
+                self._threads.dismiss(wait=not forced)
             self._flush()
         failed = self._keeper.failed is not None
         return Ended.FORCED if forced or failed else Ended.CLEAN
@@ -225,15 +208,8 @@ class Worker:
             self._back_in_reach()
 
     def _collect(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a job to end or a wake-up, then take all that is there."""
-        try:
-            item = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
-            while True:
-                if item is not None:
-                    self._ended(*item)
-                item = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+        for running, outcome in self._threads.collect(timeout):
+            self._ended(running, outcome)
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
         if self._running.get(running.job.pk) is not running:
@@ -282,7 +258,7 @@ class Worker:
         free = self._free()
         self._look_again = False
         self._polled_at = time.monotonic() + random.uniform(0, 0.1) * self.poll_interval  # noqa: S311
-        if busy and self._must_make_room():
+        if busy and self._turns.makes_room():
             return
         connections[self.db].ensure_connection()  # what fails here is not in doubt
         self._in_doubt = True
@@ -291,7 +267,7 @@ class Worker:
             worker=self.identity,
             queues=self.queues,
             types=self.types,
-            suspects=self._suspect_policy(busy),
+            suspects=Suspects.NEVER if busy else self._turns.idle(),
             lease=self.settings.LEASE,
             db=self.db,
         )
@@ -301,29 +277,8 @@ class Worker:
         if self.burst and not jobs and not busy:
             self._exhausted = True
 
-    def _suspect_policy(self, busy: bool) -> Suspects:
-        if busy:
-            return Suspects.NEVER
-        self._making_room = False
-        self._suspects_seen_at = None
-        return Suspects.FIRST if self._suspect_first else Suspects.LAST
-
-    def _must_make_room(self) -> bool:
-        """Let a suspect in after a while: a busy worker stops claiming until it can run one alone."""
-        now = time.monotonic()
-        if self._suspects_seen_at is None:
-            self._suspects_seen_at = now
-        patience = self.settings.SUSPECT_PATIENCE
-        if now - self._suspects_seen_at < patience:
-            return False
-        waiting = bool(Job.objects.using(self.db).suspects(self.queues, self.types).exists())
-        if not waiting:
-            self._suspects_seen_at = now
-        elif not self._making_room:
-            logger.info("Making room: a job that has cost a worker its life runs alone.")
-            self._suspect_first = True
-        self._making_room = waiting
-        return waiting
+    def _suspects_wait(self) -> bool:
+        return bool(Job.objects.using(self.db).suspects(self.queues, self.types).exists())
 
     def _take(self, job: Job) -> Running:
         """Keep the lease of a claimed job from now on."""
@@ -337,15 +292,10 @@ class Worker:
     def _start(self, jobs: list[Job]) -> None:
         for job in jobs:
             self.claimed += 1
-            self._suspect_first = not job.lease_expirations
+            self._turns.started(suspect=job.lease_expirations > 0)
             running = self._running[job.pk] = self._take(job)
             signals.send(signals.started, job=job)
-            if len(self._threads) < len(self._running) + self._stuck:
-                name = f"forgejobs-job-{len(self._threads) + 1}"
-                thread = threading.Thread(target=self._work_on, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._work.put(running)
+            self._threads.hand_out(running, busy=len(self._running) + self._stuck)
 
     def _settle_doubt(self, *, start: bool) -> None:
         """Run the jobs of a claim whose answer was lost, or give them back: the database knows whether it
@@ -360,23 +310,6 @@ class Worker:
         for job in mine:
             self._unwritten[job.pk] = self._take(job), Outcome(job, GIVE_BACK)
         self._write_at = 0.0
-
-    def _work_on(self) -> None:
-        """Body of a job thread: run what is handed out, one at a time, and clean up after each."""
-        try:
-            while (running := self._work.get()) is not None:
-                with between.jobs():
-                    outcome = executor.execute(
-                        running.job,
-                        running.definition,
-                        running.context,
-                        reachable=lambda: between.reachable(self.db),
-                    )
-                reset_queries()
-                self._inbox.put((running, outcome))
-                del running, outcome
-        finally:
-            between.close_all()
 
     # --- finish ----------------------------------------------------------------------------------
 
@@ -443,13 +376,6 @@ class Worker:
             self.finished - before,
             len(self._unwritten),
         )
-
-    def _dismiss(self, *, wait: bool) -> None:
-        """Let the idle threads end and close their connections; stuck ones are not waited for."""
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads if wait else ():
-            thread.join(timeout=5.0)
 
     # --- now and then ----------------------------------------------------------------------------
 

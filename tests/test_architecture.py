@@ -19,11 +19,11 @@ FLOORS = [
     # Declarations.
     {"signals", "registry", "outcomes", "intake"},
     # The tables.
-    {"dialect", "fields", "sql", "managers", "models"},
+    {"dialect", "fields", "predicates", "announcements", "sql", "managers", "models"},
     # One unit of work, no loop, no thread.
     {"between", "context", "executor", "reaper", "archive", "tally", "measures"},
     # Processes.
-    {"lease", "worker", "foreground", "reload"},
+    {"lease", "threads", "turns", "worker", "foreground", "reload"},
     # Doors: parse, call, print.
     {"__init__", "queue", "apps", "checks", "logs", "reasons", "admin", "management"},
 ]

@@ -334,7 +334,7 @@ def test_a_busy_worker_makes_room_for_a_suspect_after_a_while(settings: Any) -> 
 
     handlers = {"endless": endless, "suspect": lambda payload: ran.set()}
     with at_work(handlers, concurrency=2) as work:
-        work.worker._suspect_first = False
+        work.worker._turns.started(suspect=True)
         wait_for(ran.is_set, message="the suspect starved on a busy worker")
     assert Job.objects.get(pk=suspect.pk).status == "done"
 

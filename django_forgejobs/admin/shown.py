@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_forgejobs.dialect import Literal
-from django_forgejobs.managers import CLAIMABLE
+from django_forgejobs.predicates import CLAIMABLE
 from django_forgejobs.states import Status
 
 

@@ -1,0 +1,93 @@
+"""The job threads of a worker: they run what is handed out, clean up after each job, and hand back its
+outcome.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from django.db import reset_queries
+
+from django_forgejobs import between, executor
+from django_forgejobs.context import JobContext
+from django_forgejobs.models import Job
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.registry import Definition
+
+#: Seconds that an idle thread gets to close its connections.
+CLOSE_WITHIN = 5.0
+
+
+@dataclass
+class Running:
+    """One claimed job in the hands of a worker, until its end is written."""
+
+    job: Job
+    definition: Definition
+    context: JobContext
+    started: float = field(default_factory=time.monotonic)
+    told: bool = False
+
+
+class JobThreads:
+    """Threads started as they are needed, daemons all: a stuck handler must not keep the process alive.
+
+    Both ways are a ``SimpleQueue``, whose ``put`` is safe in a signal handler; so is ``wake``.
+    """
+
+    def __init__(self, db: str) -> None:
+        self.db = db
+        self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def hand_out(self, running: Running, *, busy: int) -> None:
+        """Have ``running`` run; ``busy`` is how many threads are taken, this one's included."""
+        if len(self._threads) < busy:
+            name = f"forgejobs-job-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(running)
+
+    def collect(self, timeout: float) -> Iterator[tuple[Running, Outcome]]:
+        """Wait up to ``timeout`` seconds for a job to end or a wake-up, then yield all that has ended."""
+        try:
+            item = self._ended.get(timeout=timeout) if timeout > 0 else self._ended.get_nowait()
+            while True:
+                if item is not None:
+                    yield item
+                item = self._ended.get_nowait()
+        except queue.Empty:
+            return
+
+    def wake(self) -> None:
+        """End the wait of ``collect``."""
+        self._ended.put(None)
+
+    def dismiss(self, *, wait: bool) -> None:
+        """Let the threads end and close their connections; wait for them only if none is stuck."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join(timeout=CLOSE_WITHIN)
+
+    def _run(self) -> None:
+        try:
+            while (running := self._work.get()) is not None:
+                with between.jobs():
+                    outcome = executor.execute(
+                        running.job,
+                        running.definition,
+                        running.context,
+                        reachable=lambda: between.reachable(self.db),
+                    )
+                reset_queries()
+                self._ended.put((running, outcome))
+                del running, outcome
+        finally:
+            between.close_all()
