@@ -130,7 +130,6 @@ def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
     connection.in_atomic_block = False
     connection.savepoint_ids = []
     connection.atomic_blocks = []
-    connection.run_on_commit = []
     connection.needs_rollback = False
     # Also for a BEGIN that Django knows nothing of; where nothing is open the driver asks no server.
     connection.rollback()
