@@ -156,7 +156,7 @@ def _line(text: str) -> str:
 def _is_bounded(exception: BaseException) -> bool:
     """Whether formatting ``exception`` with its causes costs a sensible amount of time and memory."""
     for links, link in enumerate(_links(exception), start=1):
-        if links > _LINKS or _is_long(link):
+        if links > _LINKS or _is_awkward(link):
             return False
         frames, tb = 0, link.__traceback__
         while tb is not None:
@@ -181,12 +181,16 @@ def _links(exception: BaseException) -> Iterator[BaseException]:
             todo += link.exceptions
 
 
-def _is_long(link: BaseException) -> bool:
+def _is_awkward(link: BaseException) -> bool:
+    """Whether ``link`` is long, or holds a lone surrogate: who writes UTF-8 would drop the line for it."""
     try:
-        notes = getattr(link, "__notes__", ())
-        return sum(len(str(text)) for text in (link, *notes)) > _MESSAGE_CHARACTERS
+        texts = [str(text) for text in (link, *getattr(link, "__notes__", ()))]
+        if sum(map(len, texts)) > _MESSAGE_CHARACTERS:
+            return True
+        "".join(texts).encode()
     except BaseException:
         return True
+    return False
 
 
 # --- The handler of the commands -----------------------------------------------------------------
