@@ -37,6 +37,11 @@ def session(alias: str = "other", *, url: str = "", **options: Any) -> Iterator[
         del connections.databases[alias]
 
 
+def isolation(level: str) -> str:
+    """Return libpq's `options` for a level. Django's own setting has no hold on single statements."""
+    return "-c default_transaction_isolation=" + level.replace(" ", r"\ ")
+
+
 def _ensure_connection(connection: BaseDatabaseWrapper) -> None:
     if connection.connection is None:
         with connection.wrap_database_errors:

@@ -14,7 +14,7 @@ from django_forgejobs import enqueue_many, sql
 from django_forgejobs.models import Job
 from django_forgejobs.sql import Suspects
 from tests.factories import in_seconds, make_job
-from tests.sessions import answer_lost, beside, gate, in_threads, session, statements
+from tests.sessions import answer_lost, beside, gate, in_threads, isolation, session, statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -150,14 +150,12 @@ def test_eight_claimers_never_take_more_than_asked_whatever_the_plan(plan: str) 
 
 
 @pytest.mark.postgres_only
-@pytest.mark.parametrize("level", ["READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_a_lost_race_means_again_and_not_empty(level: str) -> None:
     """At the stricter levels the row that a rival took meanwhile raises 40001, which is no answer."""
-    from psycopg import IsolationLevel
-
     first, second = make_job(run_at=in_seconds(-9)), make_job()
     with (
-        session("strict", isolation_level=IsolationLevel[level], application_name="late"),
+        session("strict", options=isolation(level), application_name="late"),
         gate("late") as closed,
         beside(lambda: claim(1, db="strict")) as late,
     ):

@@ -17,7 +17,7 @@ from django_forgejobs.context import JobContext
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.worker import Ended, Worker, identity
 from tests.factories import make_job
-from tests.sessions import connections_of, session
+from tests.sessions import connections_of, isolation, session
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -646,17 +646,15 @@ def test_a_worker_in_an_outage_still_looks_at_stop_and_at_timeouts() -> None:
 
 
 @pytest.mark.postgres_only
-@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_two_workers_at_a_strict_isolation_level_run_each_job_once(level: str) -> None:
-    from psycopg import IsolationLevel
-
     enqueue_many({"type": "t"} for _ in range(150))
     seen: list[int] = []
 
     def note(payload: Any, context: JobContext) -> None:
         seen.append(context.job_id)
 
-    with session("strict", isolation_level=IsolationLevel[level]):
+    with session("strict", options=isolation(level)):
         workers = [
             AtWork(Worker(db="strict", handlers={"t": note}, concurrency=3, poll_interval=0.02, burst=True))
             for _ in range(2)
