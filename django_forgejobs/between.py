@@ -46,15 +46,17 @@ def jobs() -> Iterator[None]:
     changed: set[str] = set()
     handlers = _signal_handlers()
     _drop_dead_connections()
-    wrappers = {}
-    for connection in connections.all():
-        wrappers[connection] = list(connection.execute_wrappers)
-        connection.execute_wrappers.append(_Watch(connection.alias, changed))
+    watches = {connection: _Watch(connection.alias, changed) for connection in connections.all()}
+    for connection, watch in watches.items():
+        connection.execute_wrappers.append(watch)
     try:
         yield
     finally:
+        for connection, watch in watches.items():
+            # By name, not the last one: instrumentation adds its own when a connection is made.
+            if watch in connection.execute_wrappers:
+                connection.execute_wrappers.remove(watch)
         for connection in connections.all(initialized_only=True):
-            connection.execute_wrappers[:] = wrappers.get(connection, [])
             _clean(connection, session_changed=connection.alias in changed)
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
@@ -121,12 +123,16 @@ def reachable(db: str) -> bool:
         return False
 
 
+def depths() -> dict[str, int]:
+    """Return how deep in transactions each connection of this thread is, by alias; 0 is in none."""
+    return {
+        one.alias: len(one.savepoint_ids) + one.in_atomic_block + (not one.autocommit)
+        for one in connections.all(initialized_only=True)
+        if one.connection is not None
+    }
+
+
 def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
-    if connection.in_atomic_block or not connection.get_autocommit():
-        logger.warning(
-            'A job left a transaction open on "%s"; it is rolled back. Use transaction.atomic() as a block.',
-            connection.alias,
-        )
     connection.in_atomic_block = False
     connection.savepoint_ids = []
     connection.atomic_blocks = []

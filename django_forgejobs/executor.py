@@ -8,14 +8,14 @@ import inspect
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import async_to_sync
 
-from django_forgejobs import backoff, conf, faults, payloads
+from django_forgejobs import backoff, between, conf, faults, payloads
 from django_forgejobs.exceptions import JobError, PermanentError, Retry, Snooze
 from django_forgejobs.fields import Unreadable
 from django_forgejobs.outcomes import Outcome
@@ -44,9 +44,10 @@ def execute(
     the process dies inside, the row is still ``running`` and its lease will end. ``reachable`` is asked
     when the handler ends with a database error that looks like an outage.
     """
-    started = time.monotonic()
+    started, depths = time.monotonic(), between.depths()
     try:
         value = contextvars.copy_context().run(_call, definition, job, context)
+        _refuse_open_transactions(depths)
     except BaseException as error:
         seconds = time.monotonic() - started
         if isinstance(error, asyncio.CancelledError) and context.late:
@@ -94,6 +95,18 @@ def _call(definition: Definition, job: Job, context: JobContext) -> Any:
         return _call_async(definition.handler(job.payload, **extra), context)
     value = definition.handler(job.payload, **extra)
     return _call_async(value, context) if inspect.isawaitable(value) else value
+
+
+def _refuse_open_transactions(before: Mapping[str, int]) -> None:
+    """Raise if the handler came back deeper in a transaction than it went: a job is not done whose work
+    is rolled back before the next.
+    """
+    for alias, depth in between.depths().items():
+        if depth > before.get(alias, 0):
+            raise RuntimeError(
+                f'The handler left a transaction open on "{alias}" (or autocommit off); what it did there is '
+                'rolled back. Use a block, "with transaction.atomic():".'
+            )
 
 
 def _call_async(awaitable: Any, context: JobContext) -> Any:

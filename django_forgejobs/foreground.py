@@ -37,7 +37,7 @@ def process(handlers: Mapping[str, Callable[..., Any]] | None, *, queue: str, db
         )
         for job in claimed:
             signals.send(signals.started, job=job)
-            run = _in_transaction if connections[alias].in_atomic_block else _alone
+            run = _in_transaction if between.depths()[alias] else _alone
             run(job, definitions[job.type], alias, ctrl_c)
     return bool(claimed)
 
@@ -126,7 +126,7 @@ def _in_transaction(job: Job, definition: Definition, db: str, ctrl_c: CtrlC) ->
     except DatabaseError as error:
         connection.atomic_blocks[:], connection.savepoint_ids[:] = open_blocks
         connection.run_on_commit = callbacks
-        connection.set_rollback(False)
+        connection.needs_rollback = False
         connection.savepoint_rollback(savepoint)
         outcome = executor.undone(outcome, definition, error)
     Job.objects.finish([outcome], db=db)

@@ -17,7 +17,7 @@ import psycopg.errors
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone, translation
 from hypothesis import HealthCheck, given, settings
@@ -460,6 +460,15 @@ def test_any_error_text_can_be_stored(message: str) -> None:
     assert job.history[-1]["event"] == "bury"
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("message", ["\udcff", "a\udcffb"])
+def test_any_error_text_can_be_logged(message: str, caplog: pytest.LogCaptureFixture) -> None:
+    make_job()
+    assert process_one({"test.job": raising(ValueError(message))})
+    assert "ValueError" in caplog.text
+    caplog.text.encode()
+
+
 # --- Whose fault it was --------------------------------------------------------------------------
 
 
@@ -589,17 +598,16 @@ def test_async_jobs_in_threads_never_share_a_transaction() -> None:
 
     def body(index: int) -> str:
         async def handler(payload: Any) -> None:
-            begin = sync_to_async(transaction.set_autocommit)
-            await begin(False)
+            set_autocommit = sync_to_async(transaction.set_autocommit)
+            await set_autocommit(False)
             await Group.objects.acreate(name=f"group {index}")
             await asyncio.to_thread(at_once.wait, 20)
             end = transaction.rollback if index == 2 else transaction.commit
             await sync_to_async(end)()
+            await set_autocommit(True)
 
         with between.jobs():
-            outcome = run(handler)
-        assert connections["default"].get_autocommit()
-        return outcome.move.name
+            return run(handler).move.name
 
     assert in_threads(5, body) == ["complete"] * 5
     names = Group.objects.order_by("name").values_list("name", flat=True)

@@ -243,7 +243,7 @@ BREAKING: list[tuple[Any, str]] = [
     (plain_error, "Error"),
     (swallowed(integrity_error), "The handler left its transaction broken or open; what it did is"),
     (rollback_wanted, "The handler left its transaction broken or open; what it did is undone."),
-    (left_open, "The handler left its transaction broken or open; what it did is undone."),
+    (left_open, 'RuntimeError: The handler left a transaction open on "default"'),
     (rolled_back, "TransactionManagementError"),
 ]
 if connection.vendor == "postgresql":  # where one error fails all that follows in its transaction
@@ -335,6 +335,37 @@ def test_a_job_whose_connection_was_cut_is_given_back_and_not_charged() -> None:
     assert (entry["event"], entry["outage"]) == ("release", True)
     assert entry["reason"] == "the queue's database was out of reach"
     assert "terminating connection" in entry["message"]
+
+
+def autocommit_left_off(payload: Any) -> None:
+    transaction.set_autocommit(False)
+    Group.objects.create(name="before")
+
+
+@real_commits
+@pytest.mark.parametrize("handler", [left_open, autocommit_left_off])
+def test_a_job_is_not_done_whose_work_is_rolled_back(handler: Any) -> None:
+    enqueue("t")
+    assert process_one({"t": handler})
+    row = Job.objects.get()
+    assert row.status == "dead"
+    assert row.last_error.startswith(
+        'RuntimeError: The handler left a transaction open on "default" (or auto'
+    )
+    assert not Group.objects.exists()
+
+
+@real_commits
+def test_with_autocommit_off_a_job_is_part_of_the_callers_transaction() -> None:
+    transaction.set_autocommit(False)
+    try:
+        enqueue("t")
+        assert drain({"t": nothing}, max_jobs=2) == 1
+        transaction.commit()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert Job.objects.get().status == "done"
 
 
 @real_commits
