@@ -70,8 +70,12 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         """Insert many jobs, all or none; return them in input order."""
         alias = self.alias(db)
         rows = intake.rows(jobs)
-        with transaction.atomic(using=alias):
-            return self._insert(rows, alias)
+
+        def insert() -> list[Job]:
+            with transaction.atomic(using=alias):
+                return self._insert(rows, alias)
+
+        return sql.again(alias, insert)
 
     def _insert(self, rows: Sequence[Mapping[str, Any]], db: str) -> list[Job]:
         placed: dict[int, Job] = {}

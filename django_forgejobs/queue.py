@@ -91,7 +91,8 @@ def drain(
 ) -> int:
     """Run the due jobs of ``queue`` here, one after the other; return how many.
 
-    ``stop()`` is looked at between any two jobs. A Ctrl-C gives the running job back and is raised.
+    ``stop()`` is looked at between any two jobs. A Ctrl-C gives the running job back and is raised. A
+    handler that always raises ``Snooze(in_=0)`` is always due: bound it with ``max_jobs``.
     """
     done = 0
     while (max_jobs is None or done < max_jobs) and not (stop is not None and stop()):

@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.apps import apps
 from django.db import Error as DatabaseError
@@ -48,6 +48,8 @@ from django_forgejobs.states import CLAIM, Move, RunAt
 
 if TYPE_CHECKING:
     from django_forgejobs.models import Job
+
+T = TypeVar("T")
 
 TABLE = "forgejobs_job"
 
@@ -329,7 +331,8 @@ def insert(db: str, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     prepared = [
         row if row["run_at"] is None else {**row, "run_at": str(adapt(row["run_at"]))} for row in rows
     ]
-    return run(db, Compiled(_insert(db), (json.dumps(prepared),)))
+    inserted = run(db, Compiled(_insert(db), (json.dumps(prepared),)))
+    return sorted(inserted, key=lambda job: job.pk)  # ids are given in the order of the rows
 
 
 @lru_cache(maxsize=8)
@@ -378,23 +381,31 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
 
 
 def run(db: str, statement: Compiled) -> list[Job]:
-    """Execute one statement that returns job rows.
+    """Execute one statement that returns job rows; in a caller's transaction, within a savepoint."""
 
-    A lost race (serialization failure, deadlock, SQLite's "locked") is run again, bounded, unless the
-    caller has a transaction open: there it is the caller's, and a savepoint keeps it usable.
+    def execute() -> list[Job]:
+        with _savepoint(db):
+            return list(_jobs(db).raw(statement.text, statement.params))
+
+    return again(db, execute)
+
+
+def again(db: str, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns, running it again, bounded, when it loses a race: serialization failure,
+    deadlock, SQLite's "locked". Not inside a transaction of the caller: there it is the caller's to repeat.
     """
     connection = connections[db]
     started = time.monotonic()
-    for attempt in range(1, _TRIES + 1):
+    attempt = 1
+    while True:
         try:
-            with _savepoint(db):
-                return list(_jobs(db).raw(statement.text, statement.params))
+            return work()
         except DatabaseError as error:
             last = attempt == _TRIES or time.monotonic() - started > _GIVE_UP_AFTER
             if last or connection.in_atomic_block or not faults.is_again(error):
                 raise
             time.sleep(random.uniform(0, 0.005 * 2**attempt))  # noqa: S311
-    raise AssertionError("unreachable")
+            attempt += 1
 
 
 def _savepoint(db: str) -> AbstractContextManager[Any]:
