@@ -113,10 +113,16 @@ def test_a_suspect_of_another_queue_or_type_or_in_the_future_is_left_alone() -> 
 # --- Never more than asked, never twice ----------------------------------------------------------
 
 ODD_PLANS = {
-    "no joins worth having": "-c enable_hashjoin=off -c enable_material=off",
-    "nested loops only": "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off",
-    "no indexes": "-c enable_indexscan=off -c enable_bitmapscan=off -c enable_indexonlyscan=off",
-    "generic plans": "-c plan_cache_mode=force_generic_plan",
+    "no joins worth having": ["enable_hashjoin=off", "enable_material=off"],
+    # By these PostgreSQL 18 comes to the plan that the test below tells of.
+    "inner sides read again": [
+        "enable_hashjoin=off",
+        "enable_material=off",
+        "enable_hashagg=off",
+        "enable_sort=off",
+    ],
+    "no indexes": ["enable_indexscan=off", "enable_bitmapscan=off", "enable_indexonlyscan=off"],
+    "generic plans": ["plan_cache_mode=force_generic_plan"],
 }
 
 
@@ -128,7 +134,7 @@ def test_eight_claimers_never_take_more_than_asked_whatever_the_plan(plan: str) 
         cursor.execute("ALTER TABLE forgejobs_job SET (autovacuum_enabled = off)")
         cursor.execute("ANALYZE forgejobs_job")  # empty: the planner will know nothing of the rows
     enqueue_many({"type": f"t{n % 3}", "queue": "ab"[n % 2]} for n in range(400))
-    options: dict[str, Any] = {"options": ODD_PLANS[plan]}
+    options: dict[str, Any] = {"options": " ".join(f"-c {setting}" for setting in ODD_PLANS[plan])}
     if plan == "generic plans":
         options |= {"prepare_threshold": 0, "server_side_binding": True}
     with session("odd", **options):

@@ -97,6 +97,20 @@ class Gate:
                 self.inside.remove(context.job_id)
 
 
+class Weather:
+    """Decides before each statement of the loop whether the database is there."""
+
+    def __init__(self, words: str = "") -> None:
+        self.words = words
+        self.bad = threading.Event()
+        self.cuts = 0
+
+    def __call__(self, sql: str) -> None:
+        if self.bad.is_set() and self.words in sql:
+            self.cuts += 1
+            raise OperationalError("server closed the connection unexpectedly")
+
+
 def nothing(payload: Any) -> None:
     """Do nothing."""
 
@@ -322,20 +336,23 @@ def test_nothing_runs_beside_a_suspect() -> None:
 
 def test_a_busy_worker_makes_room_for_a_suspect_after_a_while(settings: Any) -> None:
     settings.FORGEJOBS = {"SUSPECT_PATIENCE": 0.2}
-    enqueue_many({"type": "endless"} for _ in range(3))
-    suspect = make_job(type="suspect", lease_expirations=1)
     ran = threading.Event()
+    begun: list[int] = []
 
-    def endless(payload: Any) -> None:
-        """Leave a successor, so that the queue never runs dry."""
-        threading.Event().wait(0.02)
-        if not ran.is_set():
-            enqueue("endless")
+    def endless(payload: Any, context: JobContext) -> None:
+        """Leave when a successor has begun, so that the worker is never idle by itself."""
+        begun.append(context.job_id)
+        last = time.monotonic() + 1
+        enqueue("endless")
+        wait_for(lambda: begun[-1] != context.job_id or ran.is_set() or time.monotonic() > last)
 
+    enqueue("endless")
     handlers = {"endless": endless, "suspect": lambda payload: ran.set()}
-    with at_work(handlers, concurrency=2) as work:
-        work.worker._turns.started(suspect=True)
-        wait_for(ran.is_set, message="the suspect starved on a busy worker")
+    with at_work(handlers, concurrency=2):
+        wait_for(lambda: len(begun) > 2)
+        suspect = make_job(type="suspect", lease_expirations=1)
+        wait_for(ran.is_set, timeout=8, message="the suspect starved on a busy worker")
+        Job.objects.filter(type="endless", status="ready").delete()
     assert Job.objects.get(pk=suspect.pk).status == "done"
 
 
@@ -444,29 +461,21 @@ def test_a_cancelled_job_is_told_its_result_refused_and_the_worker_goes_on(
 
 
 def test_a_worker_that_cannot_renew_takes_no_new_jobs(settings: Any) -> None:
-    settings.FORGEJOBS = {"LEASE": 30, "HEARTBEAT": 0.05}
+    settings.FORGEJOBS = {"LEASE": 30, "HEARTBEAT": 0.2}
     enqueue("t")
-    away = threading.Event()
-
-    def fail(sql: str) -> None:
-        if away.is_set():
-            raise OperationalError("the network is down")
-
-    gate = Gate()
+    weather, gate = Weather(), Gate()
     with (
-        connections_of("forgejobs-lease", before=fail),
+        connections_of("forgejobs-lease", before=weather),
         at_work({"t": gate, "next": nothing}, concurrency=2) as work,
     ):
         wait_for(lambda: gate.inside)
-        away.set()
+        weather.bad.set()
         wait_for(lambda: not work.worker._keeper.healthy)
         enqueue("next")
-        for _ in range(5):  # it looks around, and takes nothing
-            before = work.worker._polled_at
-            work.worker.wake()
-            assert work.worker._polled_at == before
+        tries = weather.cuts
+        wait_for(lambda: weather.cuts > tries + 2)  # meanwhile ten polls go by
         assert statuses() == ["running", "ready"]
-        away.clear()
+        weather.bad.clear()
         wait_for(lambda: statuses() == ["running", "done"], message="it did not take up its work again")
         gate.out.set()
 
@@ -496,20 +505,6 @@ def test_a_worker_whose_lease_thread_has_died_gives_its_jobs_back_and_ends() -> 
 # --- A database that comes and goes --------------------------------------------------------------
 
 
-class Weather:
-    """Decides before each statement of the loop whether the database is there."""
-
-    def __init__(self, words: str = "") -> None:
-        self.words = words
-        self.bad = threading.Event()
-        self.cuts = 0
-
-    def __call__(self, sql: str) -> None:
-        if self.bad.is_set() and self.words in sql:
-            self.cuts += 1
-            raise OperationalError("server closed the connection unexpectedly")
-
-
 def test_a_result_is_written_when_the_database_is_back_and_the_job_ran_once() -> None:
     enqueue("t")
     runs: list[int] = []
@@ -526,6 +521,24 @@ def test_a_result_is_written_when_the_database_is_back_and_the_job_ran_once() ->
         wait_for(lambda: all_are("done"))
     row = Job.objects.get()
     assert (runs, row.result, row.claims, row.attempts) == ([1], {"n": 1}, 1, 1)
+
+
+def test_a_result_that_cannot_be_written_yet_keeps_its_lease(settings: Any) -> None:
+    settings.FORGEJOBS = {"LEASE": 3, "HEARTBEAT": 0.05}
+    enqueue("t")
+    weather = Weather("'done'")
+    weather.bad.set()
+    with connections_of(LOOP, before=weather), at_work({"t": nothing}):
+        wait_for(lambda: weather.cuts)
+        renewals: set[object] = set()
+
+        def renewed() -> bool:
+            renewals.add(Job.objects.get().locked_until)
+            return len(renewals) > 4
+
+        wait_for(renewed, timeout=5, message="the lease of an unwritten result was not renewed")
+        weather.bad.clear()
+        wait_for(lambda: all_are("done"))
 
 
 @pytest.mark.parametrize("poll_interval", [0.001, 5])
@@ -627,22 +640,25 @@ def test_a_worker_in_an_outage_still_looks_at_stop_and_at_timeouts() -> None:
     enqueue("t")
     weather, told, stop = Weather(), threading.Event(), threading.Event()
 
-    def polite(payload: Any, context: JobContext) -> None:
-        context.on_stop = told.set
-        weather.bad.set()
-        assert told.wait(15)
-        stop.set()
+    with connections_of(LOOP, before=weather):
 
-    with (
-        connections_of(LOOP, before=weather),
-        at_work({"t": polite}, concurrency=2, stop=stop.is_set) as work,
-    ):
-        work.worker._failures = 10  # the next try after a cut is some ten seconds away
-        wait_for(lambda: weather.cuts, message="the loop met no outage")
-        assert told.wait(3), "the timeout was not told during the outage"
-        wait_for(lambda: work.worker.stopping, timeout=3, message="stop was not looked at")
-        weather.bad.clear()
-        work.worker._retry_at = 0.0
+        def polite(payload: Any, context: JobContext) -> None:
+            context.on_stop = told.set
+            weather.bad.set()
+            wait_for(lambda: weather.cuts, message="the loop met no outage")
+            work.worker._failures = 10  # the next tries are some ten seconds apart
+            seen = weather.cuts
+            wait_for(lambda: weather.cuts > seen)
+            context.deadline = time.monotonic() + 0.1
+            work.worker.wake()
+            assert told.wait(15)
+            stop.set()
+
+        with at_work({"t": polite}, concurrency=2, stop=stop.is_set) as work:
+            assert told.wait(5), "the timeout was not told during the outage"
+            wait_for(lambda: work.worker.stopping, timeout=3, message="stop was not looked at")
+            weather.bad.clear()
+            work.worker._retry_at = 0.0
 
 
 @pytest.mark.postgres_only
