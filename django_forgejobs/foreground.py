@@ -12,7 +12,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from django_forgejobs import between, conf, executor, registry, signals
+from django_forgejobs import between, conf, executor, intake, registry, signals
 from django_forgejobs.context import JobContext
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import Job
@@ -29,6 +29,7 @@ PATIENCE = 30.0
 def process(handlers: Mapping[str, Callable[..., Any]] | None, *, queue: str, db: str | None) -> bool:
     """Claim, run and finish one job here; return whether there was one. See ``queue.process_one``."""
     alias = Job.objects.alias(db)
+    intake.queues((queue,))
     definitions = registry.definitions(handlers)
     types = tuple(definitions) if handlers is None else None
     with CtrlC() as ctrl_c:

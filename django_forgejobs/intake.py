@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ def row(
     of ``None`` is stored as ``{}``, since handlers are promised a dict.
     """
     settings = conf.current()
-    payloads.check_name("type", type, 200)
+    payloads.check_label("type", type, 200)
     policy = registry.get(type)
     if policy is None:
         logger.debug('Enqueued "%s", which no jobs.py of this process registers.', type)
@@ -83,6 +83,14 @@ def job_id(job: Job | int) -> int:
     if type(pk) is not int:
         raise JobError(f"{payloads.in_words(job)} is neither a stored job nor the id of one, a whole number.")
     return pk
+
+
+def queues(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of queues to serve; raise ``JobError`` for what is none."""
+    found = tuple(names)
+    for name in found:
+        payloads.check_label("queue", name, 64)
+    return found
 
 
 def by_whom(name: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseError
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
@@ -54,8 +54,14 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     """The one writer of ``status``. Each move is one guarded UPDATE whose answer is read."""
 
     def alias(self, db: str | None) -> str:
-        """Return the alias of the queue's database; reads go there too, never to a replica."""
-        return db or self._db or conf.current().DATABASE
+        """Return the alias of the queue's database; reads go there too, never to a replica.
+
+        Raises ``JobError`` for one that ``DATABASES`` does not have.
+        """
+        alias: str = db or self._db or conf.current().DATABASE
+        if alias not in connections.databases:
+            raise JobError(f"db={alias!r} is not one of DATABASES ({', '.join(connections.databases)}).")
+        return alias
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -150,11 +156,11 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         statement = sql.claim(
             alias,
             limit,
-            None if queues is None else tuple(sorted(queues)),
-            None if types is None else tuple(sorted(types)),
-            suspects,
-            worker,
-            conf.current().LEASE if lease is None else lease,
+            queues=None if queues is None else tuple(sorted(queues)),
+            types=None if types is None else tuple(sorted(types)),
+            suspects=suspects,
+            worker=worker,
+            lease=conf.current().LEASE if lease is None else lease,
         )
         return sorted(sql.run(alias, statement), key=lambda job: (-job.priority, job.run_at, job.pk))
 
@@ -398,6 +404,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     def pending_count(self, *, queue: str = "default", db: str | None = None) -> int:
         """Count the ready jobs of ``queue``, future ones included."""
+        intake.queues((queue,))
         waiting: JobQuerySet = self.using(self.alias(db)).filter(CLAIMABLE["ready"], queue=queue)
         return waiting.count()
 

@@ -122,13 +122,24 @@ def check_name(what: str, value: Any, longest: int) -> None:
     if type(value) is not str:
         kind = type(value).__name__
         raise JobError(
-            f"{what}={in_words(value)} is a {kind}, not a plain string; pass one, as str(…) makes it."
+            f"{what}={in_words(value)} is of type {kind}, not a plain string; pass one, as str(…) makes it."
         )
     if not value:
         raise JobError(f"{what} is empty; name it.")
     check_text(value, what)
     if len(value) > longest:
         raise JobError(f"{what}={value[:40]!r}… is {len(value)} characters, more than {longest}. Shorten it.")
+
+
+def check_label(what: str, value: Any, longest: int) -> None:
+    """Raise ``JobError`` unless ``value`` is such a name, and one that a log line and a command can show."""
+    check_name(what, value, longest)
+    if not value.isprintable() or value != value.strip() or (what == "queue" and "," in value):
+        comma = ", commas" if what == "queue" else ""  # runworker --queues a,b
+        raise JobError(
+            f"{what}={in_words(value)} has line breaks, control characters{comma} or blanks at an end. "
+            "Choose a plain name."
+        )
 
 
 def check_whole(what: str, value: Any, least: int, most: int) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
+from django_forgejobs import conf, payloads
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.payloads import in_words
 
@@ -94,6 +95,8 @@ def drain(
     ``stop()`` is looked at between any two jobs. A Ctrl-C gives the running job back and is raised. A
     handler that always raises ``Snooze(in_=0)`` is always due: bound it with ``max_jobs``.
     """
+    if max_jobs is not None:
+        payloads.check_whole("max_jobs", max_jobs, 0, 2**63 - 1)
     done = 0
     while (max_jobs is None or done < max_jobs) and not (stop is not None and stop()):
         if not process_one(handlers, queue=queue, db=db):
@@ -114,12 +117,17 @@ def run_worker(
 
     ``poll_interval`` is seconds. It survives outages of the database for as long as they take.
     """
+    from django_forgejobs import intake
     from django_forgejobs.worker import Worker
 
+    try:
+        conf._positive(poll_interval)
+    except ValueError as error:
+        raise JobError(f"poll_interval={poll_interval!r}: {error}.") from None
     Worker(
         db=_jobs().alias(db),
         handlers=handlers,
-        queues=(queue,),
+        queues=intake.queues((queue,)),
         poll_interval=poll_interval,
         stop=stop,
     ).run()

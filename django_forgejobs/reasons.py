@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import BooleanField, DateTimeField, ExpressionWrapper, Q
+from django.db.models import BooleanField, DateTimeField, ExpressionWrapper, Q, Subquery
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -137,7 +137,9 @@ def _unserved(job: Any, db: str) -> Reason | None:
 
 
 def _ahead(job: Any, db: str) -> JobQuerySet:
-    earlier = Q(run_at__lt=job.run_at) | Q(run_at=job.run_at, pk__lt=job.pk)
+    # Its own time is read in the query: in Python it would come back with other decimals on SQLite.
+    run_at = Subquery(Job.objects.using(db).filter(pk=job.pk).values("run_at"))
+    earlier = Q(run_at__lt=run_at) | Q(run_at=run_at, pk__lt=job.pk)
     first = Q(priority__gt=job.priority) | Q(priority=job.priority) & earlier
     due: JobQuerySet = Job.objects.using(db).ready()
     return due.filter(first, queue=job.queue)
@@ -211,6 +213,6 @@ def _distance(instant: datetime, now: datetime) -> str:
             break
     else:
         word = "s"
-    span = f"{size:.0f} {word}"
+    span = f"{int(size)} {word}"
     local = timezone.localtime(instant).strftime("%Y-%m-%d %H:%M:%S %Z")
     return f"{'in ' + span if seconds > 0 else span + ' ago'} ({local})"

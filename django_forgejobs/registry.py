@@ -123,7 +123,7 @@ def define(
     backoff: Any = None,
 ) -> Definition:
     """Return a checked ``Definition`` without registering it."""
-    payloads.check_name("type", type_, 200)
+    payloads.check_label("type", type_, 200)
     try:
         check(queue=queue, priority=priority, max_attempts=max_attempts)
     except JobError as error:
@@ -139,6 +139,8 @@ def define(
         backoff = _read(type_, "backoff", conf.seconds, backoff)
     if timeout is not None:
         timeout = _read(type_, "timeout", conf._positive, timeout)
+    wants = _wants(function)
+    _check_signature(type_, function, wants)
     return Definition(
         type_,
         function,
@@ -147,14 +149,14 @@ def define(
         max_attempts,
         timeout,  # type: ignore[arg-type]
         backoff,
-        _wants(function),
+        wants,
     )
 
 
 def check(*, queue: str | None, priority: int | None, max_attempts: int | None) -> None:
     """Raise ``JobError`` unless a row can hold these; ``None`` stands for what the project's default is."""
     if queue is not None:
-        payloads.check_name("queue", queue, 64)
+        payloads.check_label("queue", queue, 64)
     if priority is not None:
         payloads.check_whole("priority", priority, -100, 100)
     if max_attempts is not None:
@@ -188,6 +190,11 @@ def definitions(handlers: Mapping[str, Callable[..., Any]] | None) -> Definition
 
     A type that is registered too keeps its registered policy under the handler given.
     """
+    if handlers is not None and not isinstance(handlers, Mapping):
+        raise JobError(
+            f"handlers={payloads.in_words(handlers)} is no dict of functions by type, such as "
+            '{"email.send": send}. None stands for what @job has registered.'
+        )
     return Definitions(_definitions) if handlers is None else Definitions(_explicit(handlers))
 
 
@@ -207,6 +214,26 @@ def _wants(function: Callable[..., Any]) -> frozenset[str]:
     # The first one is the payload, whatever its name.
     named = {one.name for one in parameters[1:] if one.kind is not one.POSITIONAL_ONLY}
     return frozenset({"claim_token", "context"} & named)
+
+
+def _check_signature(type_: str, function: Callable[..., Any], wants: frozenset[str]) -> None:
+    """Refuse, where it is declared, a handler that no call could run."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise JobError(
+            f'The handler of "{type_}", {_origin(function)}, is a generator: it would be made and never run. '
+            "Write a function that does the work and returns."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none to show
+        return
+    try:
+        signature.bind(None, **dict.fromkeys(wants))
+    except TypeError as error:
+        raise JobError(
+            f'The handler of "{type_}" is {_origin(function)}{signature}, which cannot be called with one '
+            f"payload ({error}). It takes the payload, and may take parameters named context and claim_token."
+        ) from None
 
 
 def _origin(function: Callable[..., Any]) -> str:

@@ -130,17 +130,17 @@ def move(
 # --- Claim ---------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=512)
 def claim(
     db: str,
     limit: int,
+    *,
     queues: tuple[str, ...] | None,
     types: tuple[str, ...] | None,
     suspects: Suspects,
     worker: str,
     lease: float,
 ) -> Compiled:
-    """Compile the claim of up to ``limit`` rows, once for each set of arguments.
+    """Return the claim of up to ``limit`` rows by ``worker`` for ``lease`` seconds, to be ``run``.
 
     A *lane* is one (queue, type, priority) with a ready row in it. In each lane one ordered scan, with
     ``run_at`` as its bound, finds the first due rows; the lanes are merged in claim order. So neither
@@ -148,6 +148,23 @@ def claim(
     several queues cost no sort of all their rows, as ``queue = ANY(…)`` does (45 ms instead of 0.45 for
     60,000 rows).
     """
+    text, params = _claim(db, limit, queues, types, suspects)
+    bound = {_WORKER: worker, _LEASE: lease}
+    return Compiled(text, tuple(bound.get(param, param) for param in params))
+
+
+# Where in the compiled claim these two go; objects, so that they equal nothing else.
+_WORKER, _LEASE = object(), object()
+
+
+@lru_cache(maxsize=512)
+def _claim(
+    db: str,
+    limit: int,
+    queues: tuple[str, ...] | None,
+    types: tuple[str, ...] | None,
+    suspects: Suspects,
+) -> Compiled:
     ready = _jobs(db).ready()
     lane = ready.filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
     scan = _select(lane.values("id", "priority", "run_at")[:limit], by="forgejobs_job_lane")
@@ -174,8 +191,8 @@ def claim(
         **assignments(CLAIM),
         "claims": F("claims") + Value(1),
         "claim_token": NewToken(),
-        "locked_by": Value(worker),
-        "locked_until": AfterSeconds(Value(lease)),
+        "locked_by": RawSQL("%s", (_WORKER,)),
+        "locked_until": AfterSeconds(RawSQL("%s", (_LEASE,))),
         "started_at": Now(),
     }
     return _update(db, Compiled(frame, tuple(params)), values, ())

@@ -529,7 +529,7 @@ def test_a_job_is_called_off_and_requeued_once_and_the_row_says_by_whom(given: A
     [
         ("a\0", "by contains a NUL character"),
         ("x" * 201, "is 201 characters, more than 200"),
-        (Group(name="g"), "by=<Group: g> is a Group, not a plain string"),
+        (Group(name="g"), "by=<Group: g> is of type Group, not a plain string"),
     ],
 )
 def test_a_name_that_cannot_be_stored_moves_nothing(by: Any, said: str) -> None:
@@ -780,3 +780,30 @@ print(json.dumps(answer))
     assert pressing(script) == "raised again"
     row = Job.objects.get()
     assert (row.status, row.attempts, row.history[0]["event"]) == ("ready", 0, "release")
+
+
+# --- Wrong calls -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: enqueue("t", db="nope"), r"db='nope' is not one of DATABASES \(default"),
+        (lambda: drain({}, queue=5), "queue=5 is of type int"),  # type: ignore[arg-type]
+        (lambda: process_one({}, queue=""), "queue is empty"),
+        (lambda: pending_count(queue="a,b"), "commas"),
+        (lambda: drain([nothing]), "handlers=.* is no dict of functions by type"),  # type: ignore[arg-type]
+        (lambda: drain({}, max_jobs=-1), "max_jobs=-1 is not a whole number"),
+        (lambda: run_worker({}, poll_interval=0, stop=lambda: True), "poll_interval=0: it must be more"),
+        (lambda: run_worker({}, queue=None, stop=lambda: True), "queue=None"),  # type: ignore[arg-type]
+        (lambda: enqueue("two\nlines"), "line breaks"),
+        (lambda: enqueue("t", queue="a,b"), "commas"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_with_the_value_and_the_remedy(
+    call: Callable[[], Any], said: str
+) -> None:
+    kept = enqueue("t")
+    with pytest.raises(JobError, match=said):
+        call()
+    assert list(Job.objects.values_list("pk", "status")) == [(kept, "ready")]

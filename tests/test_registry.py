@@ -58,7 +58,7 @@ def test_a_backoff_may_be_seconds_a_timedelta_a_policy_or_a_callable() -> None:
         ("a\udcff", {}, "type contains a lone surrogate"),
         ("t", {"queue": ""}, '@job("t"): queue is empty; name it.'),
         ("t", {"queue": "q" * 65}, "is 65 characters, more than 64"),
-        ("t", {"queue": 5}, "queue=5 is a int, not a plain string"),
+        ("t", {"queue": 5}, "queue=5 is of type int, not a plain string"),
         ("t", {"priority": 101}, "priority=101 is not a whole number from -100 to 100."),
         ("t", {"priority": 1.5}, "priority=1.5 is not a whole number"),
         ("t", {"max_attempts": 0}, "max_attempts=0 is not a whole number from 1"),
@@ -128,6 +128,14 @@ def _token(payload: Any, claim_token: Any) -> None: ...
 def _both(payload: Any, *, context: Any, claim_token: Any = None) -> None: ...
 def _first_called_context(context: Any) -> None: ...
 def _positional_only(payload: Any, context: Any, /) -> None: ...
+def _too_few() -> None: ...
+def _too_many(payload: Any, ctx: Any) -> None: ...
+def _generator(payload: Any) -> Any:
+    yield payload
+
+
+async def _async_generator(payload: Any) -> Any:
+    yield payload
 
 
 @functools.wraps(_both)
@@ -145,7 +153,6 @@ class _Callable:
         (_token, {"claim_token"}),
         (_both, {"claim_token", "context"}),
         (_first_called_context, set()),
-        (_positional_only, set()),
         (_decorated, {"claim_token", "context"}),
         (functools.partial(_both, context=1), {"claim_token", "context"}),
         (_Callable(), {"context"}),
@@ -155,3 +162,18 @@ class _Callable:
 )
 def test_a_handler_gets_what_its_signature_asks_for(function: Any, wants: set[str]) -> None:
     assert registry.define("t", function).wants == wants
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_positional_only, "cannot be called with one payload"),
+        (_too_few, "cannot be called with one payload"),
+        (_too_many, "parameters named context and claim_token"),
+        (_generator, "is a generator"),
+        (_async_generator, "is a generator"),
+    ],
+)
+def test_a_handler_that_no_call_could_run_is_refused_where_it_is_declared(function: Any, said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        registry.define("t", function)
