@@ -16,7 +16,7 @@ export DATABASE_URL
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-postgresql test-sqlite lint clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,13 @@ demo: .venv/.installed  ## Run the demo: jobs, workers that are killed, a count 
 	@$(PYTHON) -m testproject.demo $(ARGS)
 
 test: .venv/.installed  ## Run the tests on PostgreSQL, then on SQLite
+	@failed=; \
+	for database in postgresql sqlite; do \
+	    $(MAKE) --no-print-directory test-$$database || failed="$$failed $$database"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "== the tests failed on:$$failed" >&2; exit 1; fi
+
+test-postgresql: .venv/.installed
 ifneq ($(strip $(DATABASE_URL)),)
 	@echo "== the tests on the server that DATABASE_URL names"
 	$(PYTEST)
@@ -34,6 +41,8 @@ else
 	    $(PYTHON) -m testproject.postgres --setting fsync=off -- $(PYTEST); \
 	fi
 endif
+
+test-sqlite: .venv/.installed
 	@echo "== the tests on SQLite"
 	env -u DATABASE_URL $(PYTEST)
 
