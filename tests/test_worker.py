@@ -15,6 +15,8 @@ from django.db import OperationalError, ProgrammingError, connection
 from django_forgejobs import Snooze, between, cancel, drain, enqueue, enqueue_many, executor, run_worker
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import AnnouncedType, Job
+from django_forgejobs.outcomes import Outcome
+from django_forgejobs.states import COMPLETE
 from django_forgejobs.worker import Ended, Worker, identity
 from tests.factories import make_job
 from tests.sessions import connections_of, isolation, session
@@ -480,6 +482,35 @@ def test_a_worker_that_cannot_renew_takes_no_new_jobs(settings: Any) -> None:
         gate.out.set()
 
 
+def test_a_worker_cut_off_for_longer_than_its_lease_writes_nothing_when_it_is_back(settings: Any) -> None:
+    """Others can reach the database, and take its job; its handler is told, and so is the log."""
+    settings.FORGEJOBS = {"LEASE": 0.6, "HEARTBEAT": 0.1, "RECLAIM_INTERVAL": 0}
+    enqueue("t")
+    weather = Weather()
+    lost = threading.Event()
+
+    def cut_off(payload: Any, context: JobContext) -> str:
+        weather.bad.set()
+        wait_for(lambda: context.lease_lost, message="the handler was not told that its lease ran out")
+        assert context.should_stop
+        lost.set()
+        return "by the one that was cut off"
+
+    with (
+        connections_of(LOOP, before=weather),
+        connections_of("forgejobs-lease", before=weather),
+        at_work({"t": cut_off}, max_jobs=1) as work,
+    ):
+        wait_for(lost.is_set)
+        wait_for(Job.objects.reclaim)
+        (job,) = Job.objects.claim(worker="successor", lease=60)
+        row = Job.objects.values().get()
+        weather.bad.clear()
+        assert work.wait() is Ended.CLEAN
+        assert Job.objects.values().get() == row
+        assert Job.objects.finish([Outcome(job, COMPLETE)]).accepted
+
+
 def test_a_worker_whose_lease_thread_has_died_gives_its_jobs_back_and_ends() -> None:
     enqueue("t")
     gate = Gate()
@@ -682,24 +713,33 @@ def test_two_workers_at_a_strict_isolation_level_run_each_job_once(level: str) -
     assert len(seen) == 150
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {"OPTIONS": {"server_side_binding": True}, "DISABLE_SERVER_SIDE_CURSORS": True},
+    {"OPTIONS": {"pool": True}},
+    {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True},
+    {"CONN_MAX_AGE": 60},
+]
+
+
 @pytest.mark.postgres_only
-@pytest.mark.parametrize("options", [{"server_side_binding": True}, {"pool": True}], ids=str)
-def test_it_works_with_the_options_that_django_offers(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings_of_it", SETTINGS, ids=str)
+def test_it_works_with_what_django_lets_one_set_for_a_database(settings_of_it: dict[str, Any]) -> None:
     enqueue_many({"type": "t", "payload": {"n": n}} for n in range(20))
 
     def handler(payload: Any) -> Any:
+        assert Job.objects.using("special").exists()
         if payload["n"] % 2:
             raise ValueError("odd")
         return payload
 
-    pooled: Any
-    with session("optional", **options) as pooled:
-        pooled.settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = True
+    special: Any
+    with session("special", **settings_of_it.get("OPTIONS", {})) as special:
+        special.settings_dict |= {name: v for name, v in settings_of_it.items() if name != "OPTIONS"}
         make_job(status="running", lease=-1, type="t", payload={"n": 0}, max_attempts=2)
-        worker = Worker(db="optional", handlers={"t": handler}, concurrency=2, burst=True)
+        worker = Worker(db="special", handlers={"t": handler}, concurrency=2, burst=True)
         assert worker.run() is Ended.CLEAN
-        if "pool" in options:
-            pooled.close_pool()
+        if "pool" in settings_of_it.get("OPTIONS", {}):
+            special.close_pool()
     assert Counter(statuses()) == {"done": 11, "dead": 10}
 
 
