@@ -184,9 +184,12 @@ def test_an_idle_worker_asks_at_most_once_a_poll_interval_whatever_its_concurren
     ):
         wait_for(claims)  # its start is over: reclaim, sweep, first claim
         asked.clear()
-        wait_for(lambda: len(claims()) == 6)
-    assert len(asked) == 6
-    assert claims()[-1] - claims()[0] >= 5 * 0.2
+        wait_for(lambda: len(claims()) >= 7)
+        at = claims()
+        assert len(asked) == len(at)
+    # The interval is counted from the decision to ask; how long after it the statement comes is the machine's
+    # affair. So between seven there are five whole intervals, and what is left of a sixth.
+    assert at[6] - at[0] >= 5 * 0.2
 
 
 def test_connections_are_bounded_by_the_slots_plus_two_and_none_is_left() -> None:
@@ -349,7 +352,7 @@ def test_a_busy_worker_makes_room_for_a_suspect_after_a_while(settings: Any) -> 
         wait_for(lambda: begun[-1] != context.job_id or ran.is_set() or time.monotonic() > last)
 
     enqueue("endless")
-    handlers = {"endless": endless, "suspect": lambda payload: ran.set()}
+    handlers: dict[str, Any] = {"endless": endless, "suspect": lambda payload: ran.set()}
     with at_work(handlers, concurrency=2):
         wait_for(lambda: len(begun) > 2)
         suspect = make_job(type="suspect", lease_expirations=1)
