@@ -135,7 +135,8 @@ def connections_of(
     def note(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
         if threading.current_thread().name.startswith(threads):
             if connection not in opened:
-                connection.execute_wrappers.append(wrapper)
+                # In front: whoever has put a wrapper on for a while takes the last one away.
+                connection.execute_wrappers.insert(0, wrapper)
             opened.append(connection)
 
     connection_created.connect(note)
@@ -143,6 +144,9 @@ def connections_of(
         yield opened
     finally:
         connection_created.disconnect(note)
+        # A connection that lives on, as this thread's own, would bring the wrapper into the next test.
+        for each in set(opened):
+            each.execute_wrappers.remove(wrapper)
 
 
 def statements(of: Callable[[], object], *, db: str = DEFAULT_DB_ALIAS) -> list[str]:
