@@ -13,13 +13,14 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.management import get_commands
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
 from django_forgejobs import conf
+from django_forgejobs.models import Job
 
 TAG = "forgejobs"
 
@@ -28,6 +29,13 @@ VERSIONS = {"postgresql": (15,), "sqlite": (3, 37)}
 
 #: Milliseconds that SQLite must at least wait for the one who writes.
 BUSY_TIMEOUT = 5000
+
+#: What SQLite needs for a site and workers beside each other; whole, so that a hint can be pasted.
+SQLITE_OPTIONS = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
 
 #: Connections of a worker beside those of its job threads: the loop's and the lease thread's.
 BESIDE_JOBS = 2
@@ -55,7 +63,7 @@ def check_settings(app_configs: Any, **_: Any) -> list[CheckMessage]:
     found = settings_errors()
     if not conf.problems():
         alias = conf.current().DATABASE
-        found += [*vendor_errors(alias), *(_as_warning(e) for e in pool_errors(alias, 1))]
+        found += [*alias_errors(alias), *(_as_warning(e) for e in pool_errors(alias, 1)), *_elsewhere(alias)]
     return [*found, *_shadowed_commands()]
 
 
@@ -65,13 +73,15 @@ def check_database(app_configs: Any, databases: Sequence[str] | None = None, **_
         return []
     if vendor_errors(alias):
         return []  # said already
+    if kept_out := router_errors(alias):
+        return kept_out
     missing = missing_migrations(alias)
     if missing and not _applied_migrations(alias):
-        return []  # not installed yet: this may be the very `migrate` that does it
+        return _sqlite_warnings(alias)  # not installed yet: this may be the very `migrate` that does it
     unapplied = [
         Warning(
             f'Database "{alias}" lacks migrations: {", ".join(missing)}.',
-            hint="Run: manage.py migrate forgejobs",
+            hint=f"Run: manage.py migrate forgejobs{database_option(alias)}",
             id="forgejobs.W003",
         )
     ]
@@ -96,6 +106,11 @@ def settings_errors() -> list[CheckMessage]:
     return found
 
 
+def alias_errors(alias: str) -> list[CheckMessage]:
+    """Return what of an alias of ``DATABASES`` does not suit the queue, from the settings alone."""
+    return vendor_errors(alias) or [*_autocommit_errors(alias), *_deferred_warnings(alias)]
+
+
 def vendor_errors(alias: str) -> list[CheckMessage]:
     """Return whether the queue can live in this kind of database at all."""
     connection = connections[alias]
@@ -107,6 +122,62 @@ def vendor_errors(alias: str) -> list[CheckMessage]:
             f"({connection.settings_dict['ENGINE']}): only PostgreSQL and SQLite are supported.",
             hint="Name another alias of DATABASES in FORGEJOBS['DATABASE'].",
             id="forgejobs.E003",
+        )
+    ]
+
+
+def _autocommit_errors(alias: str) -> list[CheckMessage]:
+    if connections[alias].settings_dict["AUTOCOMMIT"]:
+        return []
+    return [
+        Error(
+            f"DATABASES['{alias}']['AUTOCOMMIT'] is False: nobody commits what a statement outside of "
+            "atomic() writes, be it a migration, a job or its end.",
+            hint="Remove it. ATOMIC_REQUESTS = True is what makes each request one transaction.",
+            id="forgejobs.E007",
+        )
+    ]
+
+
+def _deferred_warnings(alias: str) -> list[CheckMessage]:
+    """Warn of transactions that take SQLite's write lock too late for the timeout to help."""
+    if not _is_sqlite_file(alias):
+        return []
+    mode = connections[alias].settings_dict["OPTIONS"].get("transaction_mode") or "DEFERRED"
+    if mode.upper() in ("IMMEDIATE", "EXCLUSIVE"):
+        return []
+    return [
+        Warning(
+            f'SQLite database "{alias}" has transaction_mode {mode.upper()}: a transaction that reads and '
+            'then writes fails at once with "database is locked" when another has written meanwhile, '
+            "whatever the timeout.",
+            hint=_sqlite_hint(alias),
+            id="forgejobs.W006",
+        )
+    ]
+
+
+def _is_sqlite_file(alias: str) -> bool:
+    """Whether it is a SQLite database that others can open; one in memory has nobody to wait for."""
+    connection: Any = connections[alias]
+    return connection.vendor == "sqlite" and not connection.is_in_memory_db()
+
+
+def _sqlite_hint(alias: str) -> str:
+    return f"Set DATABASES['{alias}']['OPTIONS'] = {SQLITE_OPTIONS}"
+
+
+def _elsewhere(alias: str) -> list[CheckMessage]:
+    """Tell whose queue has a database of its own what that costs; no command does at its start."""
+    if alias == DEFAULT_DB_ALIAS:
+        return []
+    return [
+        Info(
+            f"FORGEJOBS['DATABASE'] is \"{alias}\": enqueue() takes part in transactions on that alias only. "
+            "Within those of another, the job may be committed without the business rows.",
+            hint=f'Keep on that alias what must be committed with a job, and use atomic(using="{alias}"). '
+            'Silence this with SILENCED_SYSTEM_CHECKS = ["forgejobs.I001"].',
+            id="forgejobs.I001",
         )
     ]
 
@@ -124,13 +195,42 @@ def pool_errors(alias: str, concurrency: int) -> list[CheckMessage]:
     size = options.get("max_size") or options.get("min_size", 4)  # psycopg_pool's defaults
     if (needed := concurrency + BESIDE_JOBS) <= size:
         return []
+    place = f"DATABASES['{alias}']['OPTIONS']"
+    wanted = (
+        f"{place}['pool']['max_size'] to {needed}"
+        if options
+        else f'"pool": {{"max_size": {needed}}} in {place}'
+    )
     return [
         Error(
             f'The connection pool of database "{alias}" has at most {size} connections; a worker with '
             f"concurrency {concurrency} needs {needed}.",
-            hint=f"Set DATABASES['{alias}']['OPTIONS']['pool']['max_size'] to {needed} or more, or lower "
-            "--concurrency.",
+            hint=f"Set {wanted}, or lower --concurrency.",
             id="forgejobs.E004",
+        )
+    ]
+
+
+def server_warnings(alias: str, concurrency: int) -> list[CheckMessage]:
+    """Return whether the server has connections enough for a worker, were there no other client."""
+    if connections[alias].vendor != "postgresql":
+        return []
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('max_connections')::int"
+            " - current_setting('superuser_reserved_connections')::int"
+            " - coalesce(current_setting('reserved_connections', true), '0')::int"  # new in PostgreSQL 16
+        )
+        (available,) = cursor.fetchone()
+    if (needed := concurrency + BESIDE_JOBS) <= available:
+        return []
+    return [
+        Warning(
+            f'The server of database "{alias}" has {available} connections for all its clients together; a '
+            f"worker with concurrency {concurrency} needs {needed}.",
+            hint=f"Raise the server's max_connections, or lower --concurrency well below {available}: jobs "
+            "that get no connection fail.",
+            id="forgejobs.W007",
         )
     ]
 
@@ -154,6 +254,27 @@ def _shadowed_commands() -> list[CheckMessage]:
 
 
 # --- The database --------------------------------------------------------------------------------
+
+
+def router_errors(alias: str) -> list[CheckMessage]:
+    """Return whether a router keeps our tables out: `migrate` then says it has made them, and has not."""
+    table = Job._meta.db_table
+    if router.allow_migrate_model(alias, Job) or table in connections[alias].introspection.table_names():
+        return []
+    others = [f'"{other}"' for other in connections if router.allow_migrate_model(other, Job)]
+    return [
+        Error(
+            f'Database "{alias}" has no table "{table}": a router keeps forgejobs out of it.',
+            hint="FORGEJOBS['DATABASE'] should name the alias that has it"
+            f"{': ' if others else ''}{' or '.join(others)}.",
+            id="forgejobs.E006",
+        )
+    ]
+
+
+def database_option(alias: str) -> str:
+    """Return what to add to a command in a message, for it to ask the same database."""
+    return "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
 
 
 def missing_migrations(alias: str) -> list[str]:
@@ -196,11 +317,10 @@ def _version_errors(alias: str) -> list[CheckMessage]:
 
 
 def _sqlite_warnings(alias: str) -> list[CheckMessage]:
-    connection = connections[alias]
-    if connection.vendor != "sqlite":
+    if not _is_sqlite_file(alias):
         return []
     found: list[CheckMessage] = []
-    with connection.cursor() as cursor:
+    with connections[alias].cursor() as cursor:
         journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
         busy = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
     if journal not in ("wal", "memory"):
@@ -208,8 +328,7 @@ def _sqlite_warnings(alias: str) -> list[CheckMessage]:
             Warning(
                 f'SQLite database "{alias}" has journal_mode {journal.upper()}: whoever reads holds up '
                 "the one who writes, and jobs wait for the site.",
-                hint=f"Set DATABASES['{alias}']['OPTIONS'] = {{'init_command': 'PRAGMA journal_mode=WAL', "
-                "'transaction_mode': 'IMMEDIATE'}.",
+                hint=_sqlite_hint(alias),
                 id="forgejobs.W004",
             )
         )
@@ -217,8 +336,7 @@ def _sqlite_warnings(alias: str) -> list[CheckMessage]:
         found.append(
             Warning(
                 f'SQLite database "{alias}" gives up after {busy} ms when another connection writes.',
-                hint=f"Set DATABASES['{alias}']['OPTIONS']['timeout'] to {BUSY_TIMEOUT // 1000} (seconds) "
-                "or more.",
+                hint=_sqlite_hint(alias),
                 id="forgejobs.W005",
             )
         )

@@ -24,7 +24,6 @@ from django.core.management.base import (
     DjangoHelpFormatter,
 )
 from django.db import (
-    DEFAULT_DB_ALIAS,
     DatabaseError,
     InterfaceError,
     NotSupportedError,
@@ -123,12 +122,13 @@ class JobsCommand(BaseCommand):
         """Return the queue's alias, connected and migrated, or raise ``CommandError`` with the remedy."""
         self.refuse(checks.settings_errors())
         alias = alias or conf.current().DATABASE
-        self.refuse(checks.vendor_errors(alias))
+        self.refuse(checks.alias_errors(alias))
         self.had_to_wait = connect(alias, timeout=timeout)
+        self.refuse(checks.router_errors(alias))
         if missing := checks.missing_migrations(alias):
             raise CommandError(
                 f'Database "{alias}" lacks migrations: {", ".join(missing)}. '
-                f"Run: manage.py migrate forgejobs{database_option(alias)}",
+                f"Run: manage.py migrate forgejobs{checks.database_option(alias)}",
                 returncode=MIGRATIONS,
             )
         self.refuse(checks.database_errors(alias))
@@ -188,8 +188,9 @@ def connect(alias: str, *, timeout: float) -> bool:
             waited = time.monotonic() - started
             if waited >= timeout:
                 raise CommandError(
-                    f'Database "{alias}" cannot be reached ({one_line(error)}): {tries} tries in '
-                    f"{waited:.1f} s. Is the server up, and is DATABASES right?",
+                    f'Database "{alias}" cannot be reached ({one_line(error)}): {tries} '
+                    f"{'try' if tries == 1 else 'tries'} in {waited:.1f} s. Is the server up, and is "
+                    "DATABASES right?",
                     returncode=UNREACHABLE,
                 ) from error
             pause = min(0.25 * 2 ** min(tries, 4), timeout - waited)
@@ -207,9 +208,9 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def database_option(alias: str) -> str:
-    """Return what to add to a command in a message, for it to ask the same database."""
-    return "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+def counted(number: int, kind: str = "") -> str:
+    """Return so many jobs in words: "1 job", "2 dead jobs", "3,000 jobs"."""
+    return f"{number:,} {kind + ' ' if kind else ''}job{'' if number == 1 else 's'}"
 
 
 # --- Types of arguments --------------------------------------------------------------------------

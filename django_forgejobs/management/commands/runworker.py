@@ -96,6 +96,7 @@ runworker --log-format json           for a log collector
     def work(self, alias: str, **options: Any) -> None:
         """Run a worker to its end."""
         self.refuse(checks.pool_errors(alias, options["concurrency"]))
+        self.refuse(checks.server_warnings(alias, options["concurrency"]))
         worker = Worker(
             db=alias,
             queues=options["queues"],
