@@ -199,9 +199,9 @@ def _is_awkward(link: BaseException) -> bool:
 def set_up(format: str | None = None, *, verbosity: int = 1) -> None:
     """Make a command's process show our lines on its console.
 
-    A project that shows them already is left alone, unless ``format`` ("text" or "json") is given: that
-    is then the format of every handler that writes to the console. ``verbosity`` 0 shows warnings only,
-    2 and more also DEBUG.
+    A project that shows them already, or has configured this very logger, is left alone, unless
+    ``format`` ("text" or "json") is given: that is then the format of every handler that writes to the
+    console. ``verbosity`` 0 shows warnings only, 2 and more also DEBUG.
     """
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     logger.disabled = False  # by a dictConfig that came after the first import of this package
@@ -212,6 +212,8 @@ def set_up(format: str | None = None, *, verbosity: int = 1) -> None:
         for handler in (*consoles, logging.lastResort):
             if handler is not None:
                 handler.setFormatter(_formatter(format))
+    if logger.level or logger.handlers or not logger.propagate:
+        return  # the project has said what it wants of us
     if any(max(handler.level, inherited) <= max(level, logging.INFO) for handler in handlers):
         return
     # Lines below the project's own level go to our handler alone: one that mails all it gets must not

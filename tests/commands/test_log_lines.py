@@ -40,6 +40,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     monkeypatch.setattr(logger, "parent", root)
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "propagate", True)
     last = logging._StderrHandler(logging.WARNING)  # type: ignore[attr-defined]
     monkeypatch.setattr(logging, "lastResort", last)
     logger.setLevel(logging.NOTSET)  # which makes it forget what levels it had, as an assignment would not
@@ -103,6 +104,47 @@ def test_a_project_that_shows_our_lines_is_left_alone(
     say_two()
     assert capsys.readouterr().err == "project: an event\nproject: a warning\n"
     assert logger.handlers == []
+
+
+@pytest.mark.parametrize("verbosity", [1, 2])
+@pytest.mark.parametrize(
+    ("level", "own", "propagate", "shown"),
+    [
+        (logging.WARNING, False, True, ["project: a warning"]),
+        (logging.ERROR, True, False, []),
+        (logging.NOTSET, True, True, ["project: a warning"] * 2),
+        (logging.NOTSET, False, False, ["a warning"]),  # by what Python does where there is no handler
+    ],
+)
+def test_a_project_that_has_configured_our_logger_is_left_alone(
+    root: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    verbosity: int,
+    level: int,
+    own: bool,
+    propagate: bool,
+    shown: list[str],
+) -> None:
+    """Also where that hides our lines: it was its word."""
+    root.addHandler(console())
+    if own:
+        logger.addHandler(console())
+    logger.setLevel(level)
+    logger.propagate = propagate
+    logs.set_up(verbosity=verbosity)
+    say_two()
+    assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_a_format_that_is_asked_for_is_that_of_a_console_of_our_logger_too(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger.addHandler(console())
+    logger.setLevel(logging.WARNING)
+    logs.set_up("json")
+    say_two()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "a warning"
 
 
 def test_a_console_for_warnings_gets_them_once_and_events_are_shown_beside_it(
