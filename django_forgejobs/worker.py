@@ -372,7 +372,7 @@ class Worker:
                 logger.warning("Unfinished jobs could not be given back (%s).", error)
                 between.close(connections[self.db])
         logger.warning(
-            "%d unfinished jobs were given back, %d could not be: their leases will end.",
+            "Unfinished jobs: %d given back, %d not, whose leases will end.",
             self.finished - before,
             len(self._unwritten),
         )

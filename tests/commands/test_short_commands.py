@@ -17,7 +17,7 @@ from django.db import connection
 from django_forgejobs import registry, tally
 from django_forgejobs.checks import COMMANDS
 from django_forgejobs.management.stopping import STOP_SIGNALS
-from django_forgejobs.models import ArchivedJob, Job, Tally
+from django_forgejobs.models import AnnouncedType, ArchivedJob, Job, Tally
 from testproject.postgres import EmbeddedServer
 from tests.factories import in_seconds, make_job
 from tests.processes.harness import Manage
@@ -60,7 +60,7 @@ def test_help_shows_examples_and_exit_codes(name: str) -> None:
 
 def test_the_umbrella_runs_the_same_code_with_the_same_options() -> None:
     job = make_job(status="dead")
-    assert run("forgejobs", "requeue", job.pk, "--dry-run") == "1 jobs would be requeued.\n"
+    assert run("forgejobs", "requeue", job.pk, "--dry-run") == "1 job would be requeued.\n"
     assert json.loads(run("forgejobs", "status", "--json")) == json.loads(run("jobs_status", "--json"))
 
 
@@ -108,13 +108,25 @@ def test_a_worker_without_any_job_type_is_refused(monkeypatch: pytest.MonkeyPatc
 # --- reclaim_jobs --------------------------------------------------------------------------------
 
 
+def test_reclaim_says_when_it_fails_jobs_whose_type_nobody_serves(settings: Any) -> None:
+    """Not while all workers are down: their silence says nothing about a type."""
+    settings.FORGEJOBS = {"UNKNOWN_TYPE_GRACE": 60}
+    words = "whose type no worker has announced for 60 s while others announced theirs."
+    make_job(type="unheard.of", run_at=in_seconds(-120))
+    assert f" 0 failed {words}" in run("reclaim_jobs")
+    AnnouncedType.objects.create(type="known", since=in_seconds(-90), seen_at=in_seconds(0))
+    assert f" 1 failed {words}" in run("reclaim_jobs")
+    text = load_command_class("django_forgejobs", "reclaim_jobs").help
+    assert "no worker has announced for FORGEJOBS['UNKNOWN_TYPE_GRACE'], but only while workers have" in text
+
+
 def test_reclaim_puts_back_buries_and_says_so() -> None:
     tally._counts.clear()  # what other tests of this process have left
     make_job(status="running", lease=-1)
     make_job(status="running", lease=-1, lease_expirations=2)
     make_job(status="running", lease=60)
     text = run("reclaim_jobs")
-    assert text == "1 jobs put back, 1 buried, 0 failed because no worker serves their type.\n"
+    assert text.startswith("1 job put back, 1 buried, 0 failed whose type no worker has announced for 900 s ")
     assert statuses() == ["ready", "dead", "running"]
     assert Tally.objects.get(event="lease_expired").count == 2
 
@@ -164,7 +176,7 @@ def test_requeue_takes_what_the_filters_find_oldest_first() -> None:
         make_job(**fields)
     assert run("requeue_jobs", "--type", "a", "--dry-run") == "2 jobs would be requeued.\n"
     assert statuses() == ["dead", "failed", "cancelled", "dead", "done"]
-    assert run("requeue_jobs", "--type", "a", "--limit", 1) == "1 of 1 jobs requeued.\n"
+    assert run("requeue_jobs", "--type", "a", "--limit", 1) == "1 of 1 job requeued.\n"
     assert statuses() == ["ready", "failed", "cancelled", "dead", "done"]
     run("requeue_jobs", "--queue", "mail", "--by", "Ann")
     run("requeue_jobs", "--status", "cancelled")
@@ -196,9 +208,9 @@ def test_archive_moves_what_retention_lets_go() -> None:
     old = make_job(status="done", finished_at=in_seconds(-8 * DAYS))
     make_job(status="done", finished_at=in_seconds(-6 * DAYS))
     make_job(status="dead", finished_at=in_seconds(-800 * DAYS))
-    assert "1 done jobs are due." in run("archive_jobs", "--dry-run")
+    assert "1 done job is due." in run("archive_jobs", "--dry-run")
     assert len(statuses()) == 3
-    assert run("archive_jobs") == "1 jobs archived.\n"
+    assert run("archive_jobs") == "1 job archived.\n"
     assert statuses() == ["done", "dead"]
     assert ArchivedJob.objects.get().pk == old.pk
     assert run("archive_jobs") == "0 jobs archived.\n"
@@ -206,7 +218,7 @@ def test_archive_moves_what_retention_lets_go() -> None:
 
 def test_archive_can_delete_instead() -> None:
     make_job(status="cancelled", finished_at=in_seconds(-8 * DAYS))
-    assert run("archive_jobs", "--delete") == "1 jobs deleted.\n"
+    assert run("archive_jobs", "--delete") == "1 job deleted.\n"
     assert (statuses(), ArchivedJob.objects.count()) == ([], 0)
 
 

@@ -108,6 +108,7 @@ def test_a_second_signal_gives_unfinished_jobs_back_and_waits_for_no_thread(
     assert (given_back.status, given_back.attempts, given_back.claim_token) == (Status.READY, 0, None)
     assert given_back.history[-1]["event"] == "release"
     assert f"job {id} t.thread given back" in worker.output
+    assert "Unfinished jobs: 1 given back, 0 not, whose leases will end." in worker.output
 
 
 def test_what_is_not_done_when_the_grace_is_over_is_given_back(start: Start, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_job_whose_worker_was_killed_is_put_back_by_reclaim_jobs(start: Start,
     wait_for(lambda: Job.objects.expired().exists())
     reclaim = manage("reclaim_jobs", env=APP)
     assert reclaim.wait() == 0
-    assert "1 jobs put back, 0 buried" in reclaim.output
+    assert "1 job put back, 0 buried" in reclaim.output
     assert f"job {id} t.kill put back: Its worker died" in reclaim.output
     put_back = job(id)
     assert (put_back.status, put_back.attempts, put_back.lease_expirations) == (Status.READY, 0, 1)

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_forgejobs import archive
-from django_forgejobs.management.base import JobsCommand, count
+from django_forgejobs.management.base import JobsCommand, count, counted
 
 #: Seconds between two lines of progress.
 PROGRESS = 5.0
@@ -40,7 +40,7 @@ archive_jobs --dry-run                how many are due
         """Move what is due."""
         if options["dry_run"]:
             for status, number in archive.due(alias).items():
-                self.say(f"{number} {status} jobs are due.", **options)
+                self.say(f"{counted(number, status)} {'is' if number == 1 else 'are'} due.", **options)
             return
         verb = "deleted" if options["delete"] else "archived"
         total, told = 0, time.monotonic()
@@ -50,6 +50,6 @@ archive_jobs --dry-run                how many are due
                 break
             if time.monotonic() - told >= PROGRESS:
                 told = time.monotonic()
-                self.say(f"{total:,} jobs {verb} so far", **options)
+                self.say(f"{counted(total)} {verb} so far", **options)
         archive.prune(alias)
-        self.say(f"{total:,} jobs {verb}.", **options)
+        self.say(f"{counted(total)} {verb}.", **options)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from django_forgejobs import conf, reaper, tally
-from django_forgejobs.management.base import JobsCommand
+from django_forgejobs.management.base import JobsCommand, counted
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -17,7 +17,9 @@ class Command(JobsCommand):
 
     help = (
         "Put back the jobs of dead workers, bury those that killed too many, and fail due jobs of types that "
-        "no worker serves. Safe at any time, also twice at once. Workers do this too, while one runs."
+        "no worker has announced for FORGEJOBS['UNKNOWN_TYPE_GRACE'], but only while workers have been "
+        "announcing types for the whole of it: when all are down, silence says nothing about a type. Safe at "
+        "any time, also twice at once. Workers do this too, while one runs."
     )
     examples = """
 reclaim_jobs                          once, as the systemd timer does every five minutes
@@ -36,8 +38,9 @@ reclaim_jobs -v 0                     quiet, for cron
             time.sleep(wait)
         done = reaper.tick(alias)
         tally.flush(alias)
+        grace = conf.current().UNKNOWN_TYPE_GRACE
         self.say(
-            f"{done.put_back} jobs put back, {done.buried} buried, "
-            f"{done.unserved} failed because no worker serves their type.",
+            f"{counted(done.put_back)} put back, {done.buried} buried, {done.unserved} failed whose type no "
+            f"worker has announced for {grace:g} s while others announced theirs.",
             **options,
         )

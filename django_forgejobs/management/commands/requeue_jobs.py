@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_forgejobs.management.base import USAGE, JobsCommand, count
+from django_forgejobs.management.base import USAGE, JobsCommand, count, counted
 from django_forgejobs.models import Job
 from django_forgejobs.states import DEAD_LETTERS, REQUEUE
 
@@ -79,9 +79,9 @@ requeue_jobs --all --dry-run          how many there are
                     **options,
                 )
         if options["dry_run"]:
-            self.say(f"{seen} jobs would be requeued.", **options)
+            self.say(f"{counted(seen)} would be requeued.", **options)
         else:
-            self.say(f"{moved} of {seen} jobs requeued.", **options)
+            self.say(f"{moved:,} of {counted(seen)} requeued.", **options)
 
 
 def _named(alias: str, ids: list[int]) -> list[int]:
