@@ -204,7 +204,10 @@ class Gate:
         self._cursor.execute("SELECT pg_advisory_unlock_all()")
 
     def _is_besieged(self) -> bool:
-        self._cursor.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        self._cursor.execute(
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
         return bool(self._cursor.fetchone())
 
 
