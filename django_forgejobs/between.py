@@ -25,7 +25,8 @@ logger = logging.getLogger("django_forgejobs")
 # own settings.
 _SESSION = re.compile(
     r"(^|;)(?>\s|/\*.*?\*/|--[^\n]*\n)*+(SET(?!\s+(LOCAL|CONSTRAINTS|TRANSACTION)\b)|RESET|DISCARD|LISTEN|UNLISTEN|"
-    r"PREPARE|DECLARE|LOAD|ATTACH|DETACH|PRAGMA|CREATE\s+(LOCAL\s+|GLOBAL\s+)?TEMP(ORARY)?)\b"
+    r"PREPARE|DECLARE|LOAD|ATTACH|DETACH|PRAGMA|DO|CREATE\s+(OR\s+REPLACE\s+)?((LOCAL|GLOBAL)\s+)?TEMP(ORARY)?)\b"
+    r"|\bINTO\s+((LOCAL|GLOBAL)\s+)?TEMP(ORARY)?\b"
     r"|\bSET_CONFIG\s*\(|\bPG_(TRY_)?ADVISORY_LOCK",
     re.IGNORECASE | re.DOTALL,
 )
@@ -33,7 +34,8 @@ _SESSION = re.compile(
 #: Seconds of idleness after which a connection is asked whether it still lives.
 IDLE_BEFORE_CHECK = 2.0
 
-_idle = threading.local()
+#: Of this thread: ``since`` when it is idle, and which driver connections its job has ``used``, by alias.
+_local = threading.local()
 
 
 @contextmanager
@@ -44,6 +46,7 @@ def jobs() -> Iterator[None]:
     session was changed is closed; signal handlers are restored.
     """
     changed: set[str] = set()
+    _local.used = {}
     handlers = _signal_handlers()
     _drop_dead_connections()
     watches = {connection: _Watch(connection.alias, changed) for connection in connections.all()}
@@ -61,12 +64,12 @@ def jobs() -> Iterator[None]:
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
-        _idle.since = time.monotonic()
+        _local.since = time.monotonic()
 
 
 def _drop_dead_connections() -> None:
     """Close connections that died while this thread was idle, before a job trips over them."""
-    if time.monotonic() - getattr(_idle, "since", 0.0) < IDLE_BEFORE_CHECK:
+    if time.monotonic() - getattr(_local, "since", 0.0) < IDLE_BEFORE_CHECK:
         return
     for connection in connections.all(initialized_only=True):
         if connection.connection is not None and not connection.is_usable():
@@ -82,6 +85,7 @@ class _Watch:
     def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         if _SESSION.search(_text(sql)):
             self.changed.add(self.alias)
+        _local.used[self.alias] = context["connection"].connection
         return execute(sql, params, many, context)
 
 
@@ -111,9 +115,12 @@ def reachable(db: str) -> bool:
     """Probe ``db`` on this thread's own connection, the one that a handler has just had.
 
     A cut connection counts as an outage even where a new one could be had: it was not the handler's doing.
-    What is open on it is rolled back first, since a failed transaction answers nothing.
+    ``atomic()`` has closed it by now, so the driver's own connection is asked. What is open is rolled back
+    first, since a failed transaction answers nothing.
     """
     connection = connections[db]
+    if getattr(_local.used.get(db), "closed", False):
+        return False
     try:
         if connection.connection is None:
             connection.ensure_connection()

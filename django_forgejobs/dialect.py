@@ -105,6 +105,18 @@ class AsJson(Func):
         return self.as_sql(compiler, connection, template="%(expressions)s")
 
 
+class JsonType(Func):
+    """The type of a JSON column's value: "array", "object" and so on."""
+
+    output_field = CharField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.as_sql(compiler, connection, function="JSONB_TYPEOF")
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.as_sql(compiler, connection, function="JSON_TYPE")
+
+
 class ServerStarted(Func):
     """When the database server came up; long ago for one without a server."""
 
@@ -142,7 +154,7 @@ class HistoryAppended(Func):
             f" WHEN JSONB_ARRAY_LENGTH({history[0]}) = {2 * n} THEN JSONB_SET({history[0]}, '{{{n}}}',"
             f""" '{{"event": "omitted", "count": 1}}')"""
             f" ELSE JSONB_SET({history[0]} - {n + 1}, '{{{n},count}}',"
-            f" TO_JSONB(({history[0]} -> {n} ->> 'count')::int + 1)) END || {entry}"
+            f" TO_JSONB(COALESCE(({history[0]} -> {n} ->> 'count')::int, 0) + 1)) END || {entry}"
         )
         return sql, list(facts[1])
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -44,24 +46,36 @@ def execute(
     the process dies inside, the row is still ``running`` and its lease will end. ``reachable`` is asked
     when the handler ends with a database error that looks like an outage.
     """
-    started, depths = time.monotonic(), between.depths()
+    started = time.monotonic()
     try:
-        value = contextvars.copy_context().run(_call, definition, job, context)
+        return _outcome(job, definition, context, reachable)
+    except BaseException:  # not even its end could be described: out of memory, a class that bites
+        error = RuntimeError("The attempt ended by an error that could not be described.")
+        return _attempt_failed(job, definition, error, time.monotonic() - started)
+
+
+def _outcome(job: Job, definition: Definition, context: JobContext, reachable: Callable[[], bool]) -> Outcome:
+    started, depths, process = time.monotonic(), between.depths(), os.getpid()
+    try:
+        try:
+            value = contextvars.copy_context().run(_call, definition, job, context)
+        finally:
+            if os.getpid() != process:
+                os._exit(1)  # the handler forked and came back as the child, on its parent's connections
         _refuse_open_transactions(depths)
     except BaseException as error:
         seconds = time.monotonic() - started
         if isinstance(error, asyncio.CancelledError) and context.late:
             return timed_out(job, definition, seconds)
         return _failure(job, definition, error, seconds, reachable)
-    seconds = time.monotonic() - started
+    done = Outcome(job, COMPLETE, seconds=time.monotonic() - started)
     if value is None:
-        return Outcome(job, COMPLETE, seconds=seconds)
+        return done
     try:
         limit = conf.current().PAYLOAD_MAX_BYTES
-        text = payloads.dumps(value, name="result", max_bytes=limit)
-    except JobError as error:
-        return Outcome(job, COMPLETE, seconds=seconds).unstorable(error)
-    return Outcome(job, COMPLETE, result=text, seconds=seconds)
+        return replace(done, result=payloads.dumps(value, name="result", max_bytes=limit))
+    except (JobError, MemoryError) as error:
+        return done.unstorable(error)
 
 
 def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
@@ -142,7 +156,7 @@ def _failure(
             job, FAIL, error=describe(error), facts=_facts(error), exception=error, seconds=seconds
         )
     charged = _attempt_failed(job, definition, error, seconds)
-    if faults.is_outage(error) and not reachable():
+    if faults.comes_from_outage(error) and not reachable():
         facts = {**_facts(error), "reason": "the queue's database was out of reach", "outage": True}
         return Outcome(job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged)
     return charged

@@ -26,6 +26,7 @@ _OUTAGE_CODES = frozenset(
     }
 )
 _AGAIN_CODES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_LINKS = 20  # of a chain of exceptions that are looked at
 _SQLITE_BUSY = ("database is locked", "database table is locked", "database schema is locked")
 _SQLITE_OUTAGE = (
     "unable to open database file",
@@ -71,6 +72,21 @@ def is_outage(error: BaseException) -> bool:
     text = str(error).lower()
     sqlite_error = any(type(link).__module__ == "sqlite3" for link in _chain(error))
     return not sqlite_error or any(word in text for word in _SQLITE_OUTAGE)
+
+
+def comes_from_outage(error: BaseException) -> bool:
+    """Whether an outage is ``error``, or what it was raised from or while handling."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen and len(seen) < _LINKS:
+        if is_outage(link):
+            return True
+        seen.add(id(link))
+        try:
+            link = link.__cause__ or link.__context__
+        except Exception:  # a class may make anything of these
+            return False
+    return False
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

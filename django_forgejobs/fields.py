@@ -21,6 +21,11 @@ class Unreadable:
     problem: str
 
 
+def entries(history: Any) -> list[dict[str, Any]]:
+    """Return the entries of ``history``, without what only plain SQL can have put there."""
+    return [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+
+
 class StrictJSONField(models.JSONField):
     """A ``JSONField`` that writes by the rules of ``payloads`` and never raises when it reads."""
 

@@ -63,6 +63,8 @@ def row(
 def rows(jobs: Any) -> list[dict[str, Any]]:
     """Return rows for an iterable of dicts of ``enqueue``'s arguments; the error names the index."""
     result = []
+    if not isinstance(jobs, Iterable):
+        raise JobError(f"jobs={payloads.in_words(jobs)} is no iterable of dicts of enqueue's arguments.")
     for index, arguments in enumerate(jobs):
         if not isinstance(arguments, Mapping):
             raise JobError(

@@ -66,7 +66,8 @@ class LeaseKeeper:
         context.enter(held)
 
     def remove(self, held: JobContext) -> None:
-        """Stop renewing it: its end is written, or its claim is gone."""
+        """Stop renewing it: its end is written, or its claim is gone. Whoever still asks is told so."""
+        held.revoked = True
         context.leave(held)
         with self._wake:
             if self._held.get(held.job_id) is held:
@@ -113,6 +114,7 @@ class LeaseKeeper:
             held = dict(self._held)
         if not held:
             self.out_of_reach_since = None
+            self._answered()
             return True
         started = time.monotonic()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from django.db.models.functions import Cast, Concat, Now
 from django_forgejobs import conf, faults, intake, signals, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
+from django_forgejobs.fields import entries
 from django_forgejobs.outcomes import Outcome, Settlement
 from django_forgejobs.payloads import StrictEncoder
 from django_forgejobs.predicates import CLAIMABLE, JobQuerySet
@@ -45,6 +47,9 @@ logger = logging.getLogger("django_forgejobs")
 #: Rows of one INSERT, and of one reclaiming statement.
 INSERT_ROWS = 2000
 RECLAIM_ROWS = 100
+
+#: Seconds for which a move by hand waits for a row that somebody has locked; a heartbeat takes a millisecond.
+LOCKED_PATIENCE = 5.0
 
 #: An outage may release a job this often in a row before it is charged as an attempt.
 OUTAGES_FORGIVEN = 10
@@ -389,11 +394,19 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         facts = Value(json.dumps(intake.by_whom(by), cls=StrictEncoder))
         sources = [status.value for status in move.sources]
         candidates = self.using(alias).filter(pk=pk, status__in=sources, **also)
-        moved = sql.move(candidates, sql.assignments(move, facts=facts), skip_locked=False)
-        for row in moved:
-            if signal is not None:
-                signals.send(signal, job=row, by=by)
-        return bool(moved)
+        give_up = time.monotonic() + LOCKED_PATIENCE
+        while not (moved := sql.move(candidates, sql.assignments(move, facts=facts))):
+            if not candidates.exists():
+                return False
+            if time.monotonic() >= give_up:
+                raise JobError(
+                    f"Job {pk} could not be changed for {LOCKED_PATIENCE:g} s: an open transaction holds "
+                    "its row. Find that in pg_stat_activity, and try again."
+                )
+            time.sleep(0.02)
+        if signal is not None:
+            signals.send(signal, job=moved[0], by=by)
+        return True
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -436,7 +449,7 @@ def _bears(row: Job, move: Move, claim: int) -> bool:
     """Whether ``row`` shows that the claim numbered ``claim`` ended by ``move``, and not by the reaper or by
     hand, which may leave the same status.
     """
-    events = [entry["event"] for entry in row.history if entry.get("claim") == claim]
+    events = [entry.get("event") for entry in entries(row.history) if entry.get("claim") == claim]
     if move.recorded:
         return move.name in events
     return row.claims == claim and row.status == move.target and not events
@@ -457,10 +470,10 @@ def _tell(outcome: Outcome) -> None:
         signals.send(signals.released, job=job, reason=outcome.facts.get("reason", ""))
 
 
-def _outages(history: Sequence[Mapping[str, Any]]) -> int:
+def _outages(history: Any) -> int:
     """Count the entries at the end of ``history`` that an outage wrote."""
     count = 0
-    for entry in reversed(history):
+    for entry in reversed(entries(history)):
         if not entry.get("outage"):
             break
         count += 1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
+
 from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Length, Now
-from django.db.models.lookups import LessThanOrEqual
+from django.db.models.lookups import Exact, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
 from django_forgejobs.announcements import AnnouncedTypeManager
+from django_forgejobs.dialect import JsonType
 from django_forgejobs.fields import StrictJSONField
 from django_forgejobs.managers import JobManager
 from django_forgejobs.states import ENDED, Status
@@ -16,6 +21,16 @@ from django_forgejobs.states import ENDED, Status
 
 def _words(statuses: frozenset[Status]) -> list[str]:
     return sorted(status.value for status in statuses)
+
+
+#: A count beyond this was not counted.
+MOST = 2_000_000_000
+
+
+def _in_our_era(*times: str) -> Q:
+    first, last = datetime(1900, 1, 1, tzinfo=UTC), datetime(9001, 1, 1, tzinfo=UTC)
+    within = [Q(**{f"{time}__isnull": True}) | Q(**{f"{time}__range": (first, last)}) for time in times]
+    return reduce(and_, within)
 
 
 class JobFields(models.Model):
@@ -79,13 +94,24 @@ class Job(JobFields):
                 name="forgejobs_job_attempts",
                 condition=Q(attempts__gte=0, max_attempts__gte=1, attempts__lte=F("max_attempts")),
             ),
-            # A ready row without an attempt left would make every claim of its batch fail.
+            # A ready row without an attempt left, or a count that cannot grow, would make every claim of its
+            # batch fail.
             models.CheckConstraint(
                 name="forgejobs_job_attempt_left",
-                condition=~Q(status="ready") | Q(attempts__lt=F("max_attempts")),
+                condition=~Q(status="ready") | Q(attempts__lt=F("max_attempts"), claims__lt=MOST),
             ),
             models.CheckConstraint(
-                name="forgejobs_job_counts", condition=Q(claims__gte=0, lease_expirations__gte=0)
+                name="forgejobs_job_counts",
+                condition=Q(claims__range=(0, MOST), lease_expirations__range=(0, MOST)),
+            ),
+            # Python knows no infinity and no year 0; one such row would make its whole batch unreadable.
+            models.CheckConstraint(
+                name="forgejobs_job_times",
+                condition=_in_our_era("run_at", "created_at", "locked_until", "started_at", "finished_at"),
+            ),
+            models.CheckConstraint(
+                name="forgejobs_job_history_is_a_list",
+                condition=Q(Exact(JsonType("history"), Value("array"))),
             ),
             models.CheckConstraint(
                 name="forgejobs_job_priority", condition=Q(priority__gte=-100, priority__lte=100)

@@ -11,7 +11,7 @@ import json
 import math
 from decimal import Decimal
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NoReturn
 
 from django_forgejobs.exceptions import JobError
 
@@ -24,17 +24,40 @@ def dumps(value: Any, *, name: str = "payload", max_bytes: int | None = None) ->
     """Return ``value`` as strict JSON text.
 
     Raises ``JobError`` that names the path of the first bad value, as in ``payload["to"][2]``, and the
-    remedy; or the size in bytes when the text is longer than ``max_bytes``. Tuples become lists.
+    remedy; or says that the text is longer than ``max_bytes``. Tuples become lists.
     """
-    parts: list[str] = []
-    _write(value, name, 0, parts.append)
-    text = "".join(parts)
-    if max_bytes is not None and (size := len(text.encode())) > max_bytes:
+    text = _Text(name, max_bytes)
+    _write(value, name, 0, text.append)
+    return text.read()
+
+
+class _Text:
+    """Text in the making, which stops growing when it is too long: a small list of itself, nested 40 times,
+    would be a terabyte.
+    """
+
+    def __init__(self, name: str, max_bytes: int | None) -> None:
+        self.name, self.max_bytes = name, max_bytes
+        self.parts: list[str] = []
+        self.characters = 0
+
+    def append(self, part: str) -> None:
+        self.parts.append(part)
+        self.characters += len(part)
+        if self.max_bytes is not None and self.characters > self.max_bytes:
+            self.refuse("more than")
+
+    def read(self) -> str:
+        text = "".join(self.parts)
+        if self.max_bytes is not None and (size := len(text.encode())) > self.max_bytes:
+            self.refuse(f"{size:,} bytes of JSON, more than")
+        return text
+
+    def refuse(self, size: str) -> NoReturn:
         raise JobError(
-            f"{name} is {size:,} bytes of JSON, more than PAYLOAD_MAX_BYTES ({max_bytes:,}). Store the data "
-            "elsewhere and pass its key, or raise FORGEJOBS['PAYLOAD_MAX_BYTES']."
+            f"{self.name} is {size} PAYLOAD_MAX_BYTES ({self.max_bytes:,}) allows. Store the data elsewhere "
+            "and pass its key, or raise FORGEJOBS['PAYLOAD_MAX_BYTES']."
         )
-    return text
 
 
 class StrictEncoder(json.JSONEncoder):
@@ -164,7 +187,7 @@ def in_words(value: object) -> str:
     """Return ``repr(value)`` for a message: bounded and storable, also if ``repr`` raises."""
     try:
         text = repr(value)
-    except Exception as error:
+    except BaseException as error:
         text = f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
     return storable(text, 200)
 

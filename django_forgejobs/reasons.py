@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_forgejobs import conf, intake
+from django_forgejobs.fields import entries
 from django_forgejobs.models import AnnouncedType, ArchivedJob, Job
 from django_forgejobs.predicates import CLAIMABLE
 from django_forgejobs.states import Status
@@ -178,7 +179,7 @@ def _ended(job: Any) -> Reason:
     if job.status == Status.DONE:
         return Reason("done", f"Done {when}{who}, on attempt {job.attempts}.", "Nothing to do.")
     if job.status == Status.CANCELLED:
-        by = next((e.get("by") for e in reversed(job.history) if e.get("event") == "cancel"), None)
+        by = next((e.get("by") for e in reversed(entries(job.history)) if e.get("event") == "cancel"), None)
         return Reason(
             "cancelled",
             f"Cancelled {when} by {by or 'somebody'}.",

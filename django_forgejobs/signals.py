@@ -7,9 +7,12 @@ caller's transaction has committed; the others when the database has the move.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.dispatch import Signal
+
+logger = logging.getLogger("django_forgejobs")
 
 enqueued = Signal()  # job
 started = Signal()  # job
@@ -27,5 +30,11 @@ requeued = Signal()  # job, by
 
 def send(signal: Signal, **facts: Any) -> None:
     """Send ``signal`` about ``facts["job"]``; what a receiver raises is logged and goes no further."""
-    if signal.receivers:
+    if not signal.receivers:
+        return
+    try:
         signal.send_robust(sender=type(facts["job"]), **facts)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # send_robust() lets SystemExit and the like pass
+        logger.exception("A receiver of a signal about job %s failed.", facts["job"].pk)

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.apps import apps
+from django.core.exceptions import EmptyResultSet
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from django.db.models import F, QuerySet, UUIDField, Value
@@ -112,17 +113,19 @@ def move(
     candidates: QuerySet[Job],
     values: Mapping[str, Any],
     *,
-    skip_locked: bool = True,
     returning: Sequence[str] = (),
 ) -> list[Job]:
     """Write ``values`` to the rows that ``candidates`` selects; return them as they are now.
 
-    ``returning`` names the columns to read back, all when empty. Rows locked by others are left out, or
-    waited for with ``skip_locked=False``. No order is promised. If the process dies before it returns,
+    ``returning`` names the columns to read back, all when empty. Rows locked by others are left out. No order
+    is promised. If the process dies before it returns,
     all of it happened or nothing.
     """
     db = candidates.db
-    found = _select(candidates.values("id"), skip_locked=skip_locked)
+    try:
+        found = _select(candidates.values("id"))
+    except EmptyResultSet:  # Django sees that no row can match: an id beyond bigint, an empty list
+        return []
     frame = Compiled(f"candidate(candidate_id) AS MATERIALIZED ({found.text})", found.params)
     return run(db, _update(db, frame, values, returning))
 
@@ -443,9 +446,7 @@ def _update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequ
     return Compiled(text, params)
 
 
-def _select(
-    queryset: QuerySet[Any, Any], *, lock: bool = True, skip_locked: bool = True, by: str = ""
-) -> Compiled:
+def _select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") -> Compiled:
     """Compile ``queryset`` with its lock clause, and read it by the index ``by`` where that must be said.
 
     Not ``select_for_update()``: Django refuses to compile that outside a transaction, and one statement
@@ -458,7 +459,7 @@ def _select(
         read = _expression(queryset.db, ReadBy(table, by)).text
         text = text.replace(f"FROM {table}", f"FROM {read}", 1)
     if lock and connection.features.has_select_for_update_skip_locked:
-        text += " " + connection.ops.for_update_sql(skip_locked=skip_locked, no_key=True)
+        text += " " + connection.ops.for_update_sql(skip_locked=True, no_key=True)
     return Compiled(text, tuple(params))
 
 

@@ -4,6 +4,7 @@ outcome.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,6 +18,8 @@ from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.registry import Definition
+
+logger = logging.getLogger("django_forgejobs")
 
 #: Seconds that an idle thread gets to close its connections.
 CLOSE_WITHIN = 5.0
@@ -79,14 +82,20 @@ class JobThreads:
     def _run(self) -> None:
         try:
             while (running := self._work.get()) is not None:
-                with between.jobs():
-                    outcome = executor.execute(
-                        running.job,
-                        running.definition,
-                        running.context,
-                        reachable=lambda: between.reachable(self.db),
-                    )
-                reset_queries()
+                outcome = executor.released(running.job, "its thread failed before it began")
+                try:
+                    with between.jobs():
+                        outcome = executor.execute(
+                            running.job,
+                            running.definition,
+                            running.context,
+                            reachable=lambda: between.reachable(self.db),
+                        )
+                    reset_queries()
+                except BaseException:
+                    # A thread that died here would keep its job, and its slot, for ever.
+                    logger.critical("Cleaning up after %s failed.", running.job, exc_info=True)
+                    between.close_all()
                 self._ended.put((running, outcome))
                 del running, outcome
         finally:

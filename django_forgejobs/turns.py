@@ -15,19 +15,22 @@ class Turns:
     """Tells one worker when to take a suspect.
 
     Idle, it takes suspects and others in turn. Busy, it takes none; but when one has been waiting for
-    ``patience`` seconds of that, the worker stops claiming until it is idle.
+    ``patience`` seconds of that, the worker stops claiming, to become idle. It does not stop for longer than
+    it has worked before: if long jobs keep it busy all the same, it goes on for a while, and the next
+    time it waits twice as long. So a suspect gets its turn, and costs the others half the slots at most.
     """
 
     def __init__(self, patience: float, waiting: Callable[[], bool]) -> None:
         self._patience = patience
         self._waiting = waiting
         self._suspect_first = True
-        self._busy_since: float | None = None
+        self._span = patience
+        self._works_until: float | None = None
         self._making_room = False
 
     def idle(self) -> Suspects:
         """Return what an idle worker's claim may take."""
-        self._busy_since = None
+        self._works_until = None
         self._making_room = False
         return Suspects.FIRST if self._suspect_first else Suspects.LAST
 
@@ -38,15 +41,20 @@ class Turns:
     def makes_room(self) -> bool:
         """Return whether a busy worker must stop claiming, so that a suspect gets its turn."""
         now = time.monotonic()
-        if self._busy_since is None:
-            self._busy_since = now
-        if now - self._busy_since < self._patience:
+        if self._works_until is None:
+            self._span = self._patience
+            self._works_until = now + self._span
+        if now < self._works_until:
             return False
-        waiting = self._waiting()
-        if not waiting:
-            self._busy_since = now
-        elif not self._making_room:
-            logger.info("Making room: a job that has cost a worker its life runs alone.")
-            self._suspect_first = True
-        self._making_room = waiting
-        return waiting
+        if not self._waiting():
+            self._works_until = None
+            self._making_room = False
+        elif now >= self._works_until + self._span:
+            self._span *= 2
+            self._works_until = now + self._span
+            self._making_room = False
+        else:
+            if not self._making_room:
+                logger.info("Making room: a job that has cost a worker its life runs alone.")
+            self._making_room = self._suspect_first = True
+        return self._making_room

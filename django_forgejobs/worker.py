@@ -350,6 +350,7 @@ class Worker:
         seconds = time.monotonic() - running.started
         outcome = executor.timed_out(running.job, running.definition, seconds)
         logger.error("Job %s is stuck in its thread, whose slot is lost.", running.job)
+        running.context.revoke()
         self._ended(running, outcome)
         self._stuck += 1
 

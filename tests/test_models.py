@@ -59,6 +59,13 @@ IMPOSSIBLE = [
     ("ready", "max_attempts = 0"),
     ("ready", "attempts = -1"),
     ("ready", "claims = -1"),
+    ("ready", "claims = 2147483647"),
+    ("ready", "claims = 2000000000"),
+    ("ready", "run_at = '{ancient}'"),
+    ("ready", "created_at = '{ancient}'"),
+    ("done", "finished_at = '{ancient}'"),
+    ("ready", "history = '{{}}'"),
+    ("ready", "history = '\"x\"'"),
     ("ready", "lease_expirations = -1"),
     ("ready", "priority = 101"),
     ("ready", "priority = -101"),
@@ -88,7 +95,10 @@ def test_an_impossible_row_is_refused_also_from_plain_sql(status: str, change: s
     job = make_job(status=status)
     token = TOKEN.hex
     with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(f"UPDATE forgejobs_job SET {change.format(token=token)} WHERE id = %s", [job.pk])
+        cursor.execute(
+            f"UPDATE forgejobs_job SET {change.format(token=token, ancient='0001-01-01 00:00:00')} WHERE id = %s",
+            [job.pk],
+        )
 
 
 @pytest.mark.parametrize(

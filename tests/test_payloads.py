@@ -167,3 +167,17 @@ def test_what_is_cut_keeps_its_head_and_tail_and_says_so() -> None:
     assert stored.startswith("headx")
     assert stored.endswith("xtail")
     assert "[9,908 characters cut]" in stored
+
+
+def test_a_value_that_would_be_huge_as_text_is_refused_before_it_is_written() -> None:
+    value: list[Any] = ["x" * 100]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(JobError, match="more than PAYLOAD_MAX_BYTES"):
+        dumps(value, max_bytes=10_000)
+
+
+def test_bytes_count_not_characters() -> None:
+    assert dumps("é" * 4, max_bytes=10)
+    with pytest.raises(JobError, match="12 bytes of JSON, more than"):
+        dumps("é" * 5, max_bytes=10)

@@ -30,6 +30,7 @@ from django_forgejobs import (
     get_job,
     heartbeat,
     job,
+    managers,
     pending_count,
     process_one,
     registry,
@@ -807,3 +808,22 @@ def test_a_call_that_makes_no_sense_is_refused_with_the_value_and_the_remedy(
     with pytest.raises(JobError, match=said):
         call()
     assert list(Job.objects.values_list("pk", "status")) == [(kept, "ready")]
+
+
+@pytest.mark.parametrize("move", [cancel, requeue])
+def test_an_id_that_no_row_can_have_moves_nothing(move: Callable[[int], bool]) -> None:
+    assert not move(2**70)
+
+
+@pytest.mark.postgres_only
+@real_commits
+def test_a_move_by_hand_does_not_wait_for_ever_for_somebodys_open_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(managers, "LOCKED_PATIENCE", 0.1)
+    row = make_job()
+    with session("holder"), transaction.atomic(using="holder"):
+        Job.objects.using("holder").select_for_update().get(pk=row.pk)
+        with pytest.raises(JobError, match="open transaction holds its row"):
+            cancel(row.pk)
+    assert cancel(row.pk)
