@@ -64,6 +64,7 @@ def jobs() -> Iterator[None]:
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+        _local.used = {}
         _local.since = time.monotonic()
 
 
@@ -119,7 +120,7 @@ def reachable(db: str) -> bool:
     first, since a failed transaction answers nothing.
     """
     connection = connections[db]
-    if getattr(_local.used.get(db), "closed", False):
+    if getattr(getattr(_local, "used", {}).get(db), "closed", False):
         return False
     try:
         if connection.connection is None:

@@ -3,13 +3,16 @@
 import asyncio
 import contextvars
 import functools
+import os
 import socket
 import sys
 import threading
 import time
 import tracemalloc
 import uuid
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -612,3 +615,69 @@ def test_async_jobs_in_threads_never_share_a_transaction() -> None:
     assert in_threads(5, body) == ["complete"] * 5
     names = Group.objects.order_by("name").values_list("name", flat=True)
     assert list(names) == ["group 0", "group 1", "group 3", "group 4"]
+
+
+# --- What bites ------------------------------------------------------------------------------------
+
+
+class _Biting(type):
+    """The metaclass of classes that cannot even be named."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__qualname__", "__name__"):
+            raise MemoryError("no memory for a name")
+        return super().__getattribute__(name)
+
+
+class Unnameable(Exception, metaclass=_Biting):
+    pass
+
+
+@pytest.mark.parametrize("handler", [raising(Unnameable()), lambda payload: Unnameable()])
+def test_an_end_that_cannot_be_described_is_a_failed_attempt_all_the_same(
+    handler: Callable[[Any], Any],
+) -> None:
+    outcome = run(handler)
+    assert outcome.move.name in ("retry", "fail")
+    assert outcome.error
+
+
+def test_a_handler_that_forks_and_comes_back_twice_is_one_worker_still() -> None:
+    def handler(payload: Any) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forks beside threads
+            child = os.fork()
+        if child == 0:
+            return 0
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert run(handler).result == "1"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_outage_that_a_handler_wraps_into_an_error_of_its_own_is_one_still(wrapped: bool) -> None:
+    def handler(payload: Any) -> None:
+        try:
+            raise OperationalError("server closed the connection unexpectedly")
+        except OperationalError as error:
+            if wrapped:
+                raise ValueError("could not save") from error
+            raise ValueError("could not save")  # noqa: B904
+
+    assert run(handler, reachable=lambda: False).move.name == "release"
+    assert run(handler, reachable=lambda: True).move.name == "retry"
+
+
+@pytest.mark.postgres_only
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("block", [transaction.atomic, nullcontext])
+def test_a_job_whose_connection_was_cut_is_released_also_inside_atomic(block: Callable[[], Any]) -> None:
+    def handler(payload: Any) -> None:
+        with block(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    row = make_job(type="t")
+    assert process_one({"t": handler})
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == ("ready", 0)
+    assert row.history[-1]["outage"]

@@ -93,12 +93,9 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("status", "change"), IMPOSSIBLE)
 def test_an_impossible_row_is_refused_also_from_plain_sql(status: str, change: str) -> None:
     job = make_job(status=status)
-    token = TOKEN.hex
+    change = change.format(token=TOKEN.hex, ancient="0001-01-01 00:00:00")
     with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(
-            f"UPDATE forgejobs_job SET {change.format(token=token, ancient='0001-01-01 00:00:00')} WHERE id = %s",
-            [job.pk],
-        )
+        cursor.execute(f"UPDATE forgejobs_job SET {change} WHERE id = %s", [job.pk])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 from django.db import OperationalError, ProgrammingError, connection
 
-from django_forgejobs import Snooze, between, cancel, drain, enqueue, enqueue_many, executor, run_worker
+from django_forgejobs import (
+    Snooze,
+    between,
+    cancel,
+    drain,
+    enqueue,
+    enqueue_many,
+    executor,
+    registry,
+    run_worker,
+    signals,
+)
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outcomes import Outcome
@@ -350,7 +361,7 @@ def test_a_busy_worker_makes_room_for_a_suspect_after_a_while(settings: Any) -> 
     def endless(payload: Any, context: JobContext) -> None:
         """Leave when a successor has begun, so that the worker is never idle by itself."""
         begun.append(context.job_id)
-        last = time.monotonic() + 1
+        last = time.monotonic() + 0.4
         enqueue("endless")
         wait_for(lambda: begun[-1] != context.job_id or ran.is_set() or time.monotonic() > last)
 
@@ -805,3 +816,73 @@ def test_each_start_has_a_name_of_its_own_that_fits_and_can_be_read(name: str) -
         assert each.isascii()
         assert len(each) <= 200
         make_job(status="running", locked_by=each).delete()
+
+
+# --- What a job may do to its thread ---------------------------------------------------------------
+
+
+def test_a_thread_survives_whatever_its_clean_up_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = enqueue("bad"), enqueue("good")
+    clean = between._clean
+
+    def bite(connection: Any, *, session_changed: bool) -> None:
+        if ran == ["bad"]:
+            raise MemoryError("in the clean-up")
+        clean(connection, session_changed=session_changed)
+
+    ran: list[str] = []
+    monkeypatch.setattr(between, "_clean", bite)
+    with at_work({"bad": lambda payload: ran.append("bad"), "good": lambda payload: ran.append("good")}):
+        wait_for(lambda: all_are("done"))
+    assert ran == ["bad", "good"]
+    assert set(Job.objects.values_list("pk", flat=True)) == {bad, good}
+
+
+def test_a_context_says_that_the_claim_is_gone_once_its_end_is_written() -> None:
+    kept: list[JobContext] = []
+
+    def keep(payload: Any, context: JobContext) -> None:
+        assert context.heartbeat()
+        kept.append(context)
+
+    enqueue("keep")
+    with at_work({"keep": keep}):
+        wait_for(lambda: all_are("done"))
+        wait_for(lambda: kept[0].lease_lost)
+        assert not kept[0].heartbeat()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_deaf_handler_that_asks_after_all_is_told_that_its_claim_is_gone() -> None:
+    answers: list[bool] = []
+    given_up = threading.Event()
+
+    def deaf(payload: Any, context: JobContext) -> None:
+        given_up.wait(10)
+        answers.append(context.heartbeat())
+
+    drain_later = registry.define("deaf", deaf, timeout=0.05)
+    worker = Worker(db="default", handlers={"deaf": deaf}, concurrency=2, poll_interval=0.02)
+    worker.definitions["deaf"] = drain_later
+    pk = enqueue("deaf")
+    work = AtWork(worker)
+    work.thread.start()
+    wait_for(lambda: Job.objects.get(pk=pk).status == "dead")
+    given_up.set()
+    wait_for(lambda: bool(answers))
+    worker.request_stop()
+    work.wait()
+    assert answers == [False]
+
+
+def test_a_receiver_that_leaves_by_system_exit_ends_no_worker() -> None:
+    def leave(**_: Any) -> None:
+        raise SystemExit(7)
+
+    signals.started.connect(leave)
+    try:
+        enqueue("t")
+        with at_work({"t": nothing}):
+            wait_for(lambda: all_are("done"))
+    finally:
+        signals.started.disconnect(leave)

@@ -1,0 +1,55 @@
+"""Suspects get their turn on a busy worker, and cost it a bounded share of its slots."""
+
+import pytest
+
+from django_forgejobs import turns
+from django_forgejobs.sql import Suspects
+from django_forgejobs.turns import Turns
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(turns, "time", clock)
+    return clock
+
+
+def shares(turn: Turns, clock: Clock, seconds: int) -> list[bool]:
+    """Return, second by second, whether the worker makes room."""
+    answers = []
+    for _ in range(seconds):
+        answers.append(turn.makes_room())
+        clock.now += 1
+    return answers
+
+
+def test_an_idle_worker_takes_suspects_and_others_in_turn() -> None:
+    turn = Turns(10, lambda: True)
+    assert turn.idle() is Suspects.FIRST
+    turn.started(suspect=True)
+    assert turn.idle() is Suspects.LAST
+    turn.started(suspect=False)
+    assert turn.idle() is Suspects.FIRST
+
+
+def test_a_busy_worker_makes_room_only_when_a_suspect_has_waited(clock: Clock) -> None:
+    assert not any(shares(Turns(10, lambda: False), clock, 60))
+    assert shares(Turns(10, lambda: True), clock, 15) == [False] * 10 + [True] * 5
+
+
+def test_room_that_nobody_could_use_is_given_back_and_next_time_it_is_longer(clock: Clock) -> None:
+    answers = shares(Turns(10, lambda: True), clock, 300)
+    assert answers[:20] == [False] * 10 + [True] * 10
+    spans = "".join("r" if answer else "w" for answer in answers).replace("rw", "r|w").split("|")
+    rooms = [span.count("r") for span in spans[:-1]]
+    assert rooms == sorted(rooms)
+    assert rooms[-1] > rooms[0]
+    assert sum(answers) <= len(answers) / 2
