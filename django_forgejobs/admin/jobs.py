@@ -20,6 +20,7 @@ from django_forgejobs.admin import display
 from django_forgejobs.admin.moves import BY_HAND, ByHand
 from django_forgejobs.admin.rows import RowAdmin
 from django_forgejobs.admin.shown import JOBS, Rows, Shown, ended
+from django_forgejobs.exceptions import JobError
 from django_forgejobs.models import ArchivedJob, DeadLetter, Job
 from django_forgejobs.states import DEAD_LETTERS
 
@@ -60,7 +61,12 @@ class LiveAdmin(RowAdmin):
         move: Callable[..., bool] = getattr(Job.objects, words.name)
         done = running = 0
         for job in jobs:
-            if move(job.pk, by=request.user.get_username()):
+            try:
+                moved = move(job.pk, by=request.user.get_username())
+            except JobError as error:  # its row is held; the next might be too, and each takes seconds
+                self.message_user(request, str(error), messages.ERROR)
+                break
+            if moved:
                 done += 1
                 running += words.warns(job)
                 # As a job, also from the dead letters: there it is none any more.

@@ -32,6 +32,7 @@ from django.db import (
 )
 
 from django_forgejobs import between, checks, conf, faults, logs
+from django_forgejobs.exceptions import JobError
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -159,6 +160,8 @@ def exit_codes() -> Iterator[None]:
         yield
     except ImproperlyConfigured as error:
         raise CommandError(str(error), returncode=USAGE) from error
+    except JobError as error:
+        raise CommandError(str(error), returncode=FORCED) from error
     except DatabaseError as error:
         if not faults.is_outage(error):
             raise

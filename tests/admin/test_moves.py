@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.messages import get_messages
+from django.db import transaction
 from django.test import Client
 from django.utils.http import urlencode
 
+from django_forgejobs import managers
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import COMPLETE
 from tests.admin.conftest import STATES, job_in, listing, page, tables
+from tests.sessions import session
 
 MOVES = {
     "requeue": {"failed", "dead", "cancelled"},
@@ -213,3 +216,18 @@ def test_a_move_leads_back_to_the_filtered_list(boss: Client) -> None:
 
     assert f'formaction="{page(job, "requeue", "deadletter")}{kept}"' in html
     assert response.headers["Location"] == listing("deadletter") + "?status=dead"
+
+
+@pytest.mark.postgres_only
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_somebody_holds_is_told_not_waited_for(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managers, "LOCKED_PATIENCE", 0.1)
+    job = job_in("dead")
+    with session("holder"), transaction.atomic(using="holder"):
+        Job.objects.using("holder").select_for_update().get(pk=job.pk)
+        messages = from_page(boss, "requeue", job)
+    assert "open transaction holds its row" in messages[0]
+    job.refresh_from_db()
+    assert job.status == "dead"
