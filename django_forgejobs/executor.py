@@ -7,17 +7,13 @@ import contextvars
 import inspect
 import os
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import async_to_sync
 
-from django_forgejobs import backoff, between, conf, faults, payloads
+from django_forgejobs import backoff, between, conf, failures, faults, payloads
 from django_forgejobs.exceptions import JobError, PermanentError, Retry, Snooze
 from django_forgejobs.fields import Unreadable
 from django_forgejobs.outcomes import Outcome
@@ -27,11 +23,6 @@ if TYPE_CHECKING:
     from django_forgejobs.context import JobContext
     from django_forgejobs.models import Job
     from django_forgejobs.registry import Definition
-
-ERROR_CHARACTERS = 2000
-TRACEBACK_CHARACTERS = 4000
-_FRAMES = 15  # of each end of a deep traceback
-_CAUSES = 5
 
 #: Seconds before a job that an outage released is due again.
 OUTAGE_DELAY = 5.0
@@ -153,11 +144,16 @@ def _failure(
         return _said(job, definition, error, seconds)
     if isinstance(error, PermanentError):
         return Outcome(
-            job, FAIL, error=describe(error), facts=_facts(error), exception=error, seconds=seconds
+            job,
+            FAIL,
+            error=failures.describe(error),
+            facts=failures.facts(error),
+            exception=error,
+            seconds=seconds,
         )
     charged = _attempt_failed(job, definition, error, seconds)
     if faults.comes_from_outage(error) and not reachable():
-        facts = {**_facts(error), "reason": "the queue's database was out of reach", "outage": True}
+        facts = {**failures.facts(error), "reason": "the queue's database was out of reach", "outage": True}
         return Outcome(job, RELEASE, delay=OUTAGE_DELAY, facts=facts, seconds=seconds, charged=charged)
     return charged
 
@@ -170,7 +166,7 @@ def _said(job: Job, definition: Definition, word: Retry | Snooze, seconds: float
         wrong = ValueError(f"{type(word).__name__}(in_={payloads.in_words(word.in_)}): {error}")
         return _attempt_failed(job, definition, wrong, seconds)
     if isinstance(word, Snooze):
-        return Outcome(job, SNOOZE, delay=delay, facts={"reason": _message(word)}, seconds=seconds)
+        return Outcome(job, SNOOZE, delay=delay, facts={"reason": failures.message(word)}, seconds=seconds)
     return _attempt_failed(job, definition, word, seconds, delay=delay)
 
 
@@ -183,93 +179,13 @@ def _attempt_failed(
     delay: float | None = None,
     text: str | None = None,
 ) -> Outcome:
-    text = describe(error) if text is None else text
+    text = failures.describe(error) if text is None else text
     if job.attempts >= job.max_attempts:
-        return Outcome(job, BURY, error=text, facts=_facts(error), exception=error, seconds=seconds)
+        return Outcome(job, BURY, error=text, facts=failures.facts(error), exception=error, seconds=seconds)
     if delay is None:
         fallback = conf.current().BACKOFF
         policy = fallback if definition.backoff is None else definition.backoff
         delay = backoff.delay(policy, job.attempts, error, fallback=fallback)
-    return Outcome(job, RETRY, delay=delay, error=text, facts=_facts(error), exception=error, seconds=seconds)
-
-
-# --- Errors in words: bounded, and always storable -----------------------------------------------
-
-
-def class_path(error: BaseException) -> str:
-    """Return ``module.Class`` of ``error``; text only, nothing is imported by it later."""
-    kind = type(error)
-    path = f"{kind.__module__}.{kind.__qualname__}"
-    return payloads.storable(path.removeprefix("builtins."), 200)
-
-
-def describe(error: BaseException) -> str:
-    """Return class and message of ``error``, at most ``ERROR_CHARACTERS``, also if ``str()`` of it raises."""
-    path = class_path(error)
-    message = _message(error, ERROR_CHARACTERS - len(path) - 2)
-    return f"{path}: {message}" if message else path
-
-
-def _message(error: BaseException, limit: int = ERROR_CHARACTERS) -> str:
-    """Return ``str(error)``, cut before anything copies it: 200 MB of it must not cost 200 MB again."""
-    try:
-        return payloads.storable(str(error), limit)
-    except BaseException as wrong:
-        return f"<its message cannot be shown: {class_path(wrong)}>"
-
-
-def _facts(error: BaseException) -> dict[str, Any]:
-    try:
-        text = _traceback(error)
-    except Exception as wrong:  # a module's loader is asked for the source: somebody else's code
-        text = f"<the traceback cannot be shown: {describe(wrong)}>"
-    return {
-        "error": class_path(error),
-        "message": describe(error),
-        "traceback": payloads.storable(text, TRACEBACK_CHARACTERS),
-    }
-
-
-def _traceback(error: BaseException) -> str:
-    """Format the traceback and its causes without ever holding an unbounded text or a 100,000-frame list."""
-    parts: deque[str] = deque()
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen and len(seen) < _CAUSES:
-        seen.add(id(link))
-        members = [_shown(member) for member in islice(_members(link), _CAUSES)]
-        parts.appendleft("\nholds\n\n".join([_shown(link), *members]))
-        cause = link.__cause__
-        link = cause if cause is not None or link.__suppress_context__ else link.__context__
-    if link is not None and id(link) not in seen:
-        parts.appendleft("… earlier causes are left out …\n")
-    return "\ncaused\n\n".join(parts)
-
-
-def _shown(error: BaseException) -> str:
-    return f"{_frames(error.__traceback__)}{describe(error)}\n"
-
-
-def _members(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions of a group and of the groups in it."""
-    groups = deque([error] if isinstance(error, BaseExceptionGroup) else [])
-    while groups:
-        for member in groups.popleft().exceptions:
-            if isinstance(member, BaseExceptionGroup):
-                groups.append(member)
-            else:
-                yield member
-
-
-def _frames(tb: TracebackType | None) -> str:
-    head: list[Any] = []
-    tail: deque[Any] = deque(maxlen=_FRAMES)
-    count = 0
-    while tb is not None:
-        (head.append if len(head) < _FRAMES else tail.append)((tb.tb_frame, tb.tb_lineno))
-        count += 1
-        tb = tb.tb_next
-    lines = traceback.format_list(traceback.StackSummary.extract(iter(head)))
-    if hidden := count - len(head) - len(tail):
-        lines.append(f"  … {hidden:,} frames more …\n")
-    return "".join(lines + traceback.format_list(traceback.StackSummary.extract(iter(tail))))
+    return Outcome(
+        job, RETRY, delay=delay, error=text, facts=failures.facts(error), exception=error, seconds=seconds
+    )

@@ -14,11 +14,11 @@ from django.db import connections
 
 from django_forgejobs import between, conf, executor, intake, registry, signals
 from django_forgejobs.context import JobContext
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.registry import Definition
-from django_forgejobs.sql import Suspects
 from django_forgejobs.states import COMPLETE
 from django_forgejobs.worker import identity
 

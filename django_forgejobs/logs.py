@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django_forgejobs import executor, signals
+from django_forgejobs import failures, signals
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -131,7 +131,7 @@ def _say(
         **facts,
     }
     if exception is not None and not _is_bounded(exception):
-        message += "\n" + executor._facts(exception)["traceback"]
+        message += "\n" + failures.facts(exception)["traceback"]
         exception = None
     # As an argument: a message with a percent sign in it is no format.
     logger.log(level, "%s", message, exc_info=exception, extra=extra)

@@ -15,27 +15,21 @@ from django.db import connections, models, transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
-from django_forgejobs import conf, faults, intake, signals, sql
+from django_forgejobs import conf, faults, intake, lanes, settlement, signals, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
-from django_forgejobs.fields import entries
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.outcomes import Outcome, Settlement
 from django_forgejobs.payloads import StrictEncoder
 from django_forgejobs.predicates import CLAIMABLE, JobQuerySet
-from django_forgejobs.sql import Suspects
 from django_forgejobs.states import (
-    BURY,
     CANCEL,
-    COMPLETE,
     FAIL,
     RECLAIM,
     RECLAIM_DEAD,
-    RELEASE,
     RENEW,
     REQUEUE,
-    RETRY,
     RUN_NOW,
-    SNOOZE,
     Move,
 )
 
@@ -50,9 +44,6 @@ RECLAIM_ROWS = 100
 
 #: Seconds for which a move by hand waits for a row that somebody has locked; a heartbeat takes a millisecond.
 LOCKED_PATIENCE = 5.0
-
-#: An outage may release a job this often in a row before it is charged as an attempt.
-OUTAGES_FORGIVEN = 10
 
 
 class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
@@ -158,7 +149,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         if limit < 1 or (types is not None and not types) or (queues is not None and not queues):
             return []
         alias = self.alias(db)
-        statement = sql.claim(
+        statement = lanes.claim(
             alias,
             limit,
             queues=None if queues is None else tuple(sorted(queues)),
@@ -206,78 +197,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         One bad or locked row spoils no other. An outage is reported, not raised: what it left open is
         ``waiting``. If the process dies before, the lease runs out and the job runs again.
         """
-        alias = self.alias(db)
-        settlement = Settlement()
-        groups: dict[Move, list[Outcome]] = defaultdict(list)
-        try:
-            for outcome in self._forgiven(outcomes, alias):
-                groups[outcome.move].append(outcome)
-        except DatabaseError as error:
-            if not faults.is_outage(error) and not faults.is_again(error):
-                raise
-            return Settlement(waiting=list(outcomes), outage=error)
-        for move in list(groups):
-            self._finish_group(move, groups[move], alias, settlement)
-        return settlement
-
-    def _finish_group(self, move: Move, group: Sequence[Outcome], db: str, settlement: Settlement) -> None:
-        if settlement.outage is not None:
-            settlement.waiting += group
-            return
-        try:
-            moved = {job.pk for job in sql.finish(db, move, [_row(outcome) for outcome in group])}
-            missing = [outcome for outcome in group if outcome.job.pk not in moved]
-            lost, waiting = self._missed(move, missing, db) if missing else (set(), set())
-        except DatabaseError as error:
-            if faults.is_outage(error) or faults.is_again(error):
-                settlement.outage = error
-                settlement.waiting += group
-            elif len(group) > 1:
-                for outcome in group:
-                    self._finish_group(move, [outcome], db, settlement)
-            elif group[0].result is not None:
-                self._finish_group(FAIL, [group[0].unstorable(error)], db, settlement)
-            else:
-                logger.exception("The end of %s could not be written; its lease will run out.", group[0].job)
-                settlement.lost.append(group[0])
-            return
-        for outcome in group:
-            if outcome.job.pk in lost:
-                settlement.lost.append(outcome)
-                signals.send(signals.lost, job=outcome.job, attempted=move.name)
-            elif outcome.job.pk in waiting:
-                settlement.waiting.append(outcome)
-            else:
-                settlement.accepted.append(outcome)
-                _tell(outcome)
-
-    def _missed(self, move: Move, missing: Sequence[Outcome], db: str) -> tuple[set[int], set[int]]:
-        """Sort rows that the UPDATE did not change into (lost, locked by somebody).
-
-        In neither: what an earlier try wrote although its answer never arrived.
-        """
-        now = self.using(db).in_bulk([outcome.job.pk for outcome in missing])
-        lost, waiting = set(), set()
-        for outcome in missing:
-            row = now.get(outcome.job.pk)
-            if row is not None and row.claim_token == outcome.job.claim_token:
-                waiting.add(outcome.job.pk)
-            elif row is None or not _bears(row, move, outcome.job.claims):
-                lost.add(outcome.job.pk)
-        return lost, waiting
-
-    def _forgiven(self, outcomes: Sequence[Outcome], db: str) -> list[Outcome]:
-        """Replace a release by its charge where outages have released the job too often in a row."""
-        doubtful = [outcome.job.pk for outcome in outcomes if outcome.charged is not None]
-        if not doubtful:
-            return list(outcomes)
-        histories = dict(self.using(db).filter(pk__in=doubtful).values_list("pk", "history"))
-        return [
-            outcome.charged
-            if outcome.charged is not None and _outages(histories.get(outcome.job.pk, ())) >= OUTAGES_FORGIVEN
-            else outcome
-            for outcome in outcomes
-        ]
+        return settlement.settle(outcomes, self.alias(db))
 
     # --- reclaim ---------------------------------------------------------------------------------
 
@@ -432,52 +352,6 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
                 logger.exception("Job %s could not be changed; it is passed over.", rows[0][0])
                 return []
             return [job for row in rows for job in self._each([row], write)]
-
-
-def _row(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "id": outcome.job.pk,
-        "claim_token": outcome.job.claim_token,
-        "delay": outcome.delay,
-        "error": outcome.error,
-        "facts": json.dumps(outcome.facts, cls=StrictEncoder) if outcome.facts else None,
-        "result": outcome.result,
-    }
-
-
-def _bears(row: Job, move: Move, claim: int) -> bool:
-    """Whether ``row`` shows that the claim numbered ``claim`` ended by ``move``, and not by the reaper or by
-    hand, which may leave the same status.
-    """
-    events = [entry.get("event") for entry in entries(row.history) if entry.get("claim") == claim]
-    if move.recorded:
-        return move.name in events
-    return row.claims == claim and row.status == move.target and not events
-
-
-def _tell(outcome: Outcome) -> None:
-    job, error, exception = outcome.job, outcome.error, outcome.exception
-    if outcome.move is COMPLETE:
-        signals.send(signals.done, job=job, seconds=outcome.seconds)
-    elif outcome.move is RETRY:
-        signals.send(signals.retried, job=job, error=error, delay=outcome.delay, exception=exception)
-    elif outcome.move in (BURY, FAIL):
-        signal = signals.dead if outcome.move is BURY else signals.failed
-        signals.send(signal, job=job, error=error, exception=exception)
-    elif outcome.move is SNOOZE:
-        signals.send(signals.snoozed, job=job, delay=outcome.delay)
-    elif outcome.move is RELEASE:
-        signals.send(signals.released, job=job, reason=outcome.facts.get("reason", ""))
-
-
-def _outages(history: Any) -> int:
-    """Count the entries at the end of ``history`` that an outage wrote."""
-    count = 0
-    for entry in reversed(entries(history)):
-        if not entry.get("outage"):
-            break
-        count += 1
-    return count
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

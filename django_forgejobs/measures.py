@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Sum, Value
 from django.db.models.functions import Now
 
-from django_forgejobs import sql
+from django_forgejobs import lanes
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.models import Job, Tally
 from django_forgejobs.states import DEAD_LETTERS, Status
@@ -61,7 +61,7 @@ def snapshot(db: str) -> Snapshot:
 
 def oldest_ready_seconds(db: str) -> float | None:
     """Return for how many seconds the oldest due job has been due; one probe a lane, not a scan."""
-    pk = sql.oldest_ready(db)
+    pk = lanes.oldest_ready(db)
     age = ExpressionWrapper(Now() - F("run_at"), DurationField())
     found = Job.objects.using(db).filter(pk=pk).annotate(age=age).values_list("age", flat=True)
     oldest = found.first() if pk is not None else None

@@ -132,7 +132,7 @@ class Job(JobFields):
             ),
         ]
         indexes = [
-            # The claim: a lane is one (queue, type, priority), in claim order inside. See sql.claim.
+            # The claim: a lane is one (queue, type, priority), in claim order inside. See lanes.claim.
             models.Index(
                 fields=["queue", "type", "priority", "run_at", "id"],
                 name="forgejobs_job_lane",

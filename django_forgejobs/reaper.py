@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django_forgejobs import conf, sql, tally
+from django_forgejobs import conf, lanes, tally
 from django_forgejobs.models import AnnouncedType, Job
 
 if TYPE_CHECKING:
@@ -35,5 +35,5 @@ def tick(db: str, *, stop: Callable[[], bool] | None = None) -> Tick:
 def sweep(db: str, *, stop: Callable[[], bool] | None = None) -> int:
     """Fail the jobs whose type nobody has announced for ``UNKNOWN_TYPE_GRACE``; return how many."""
     grace = conf.current().UNKNOWN_TYPE_GRACE
-    unserved = AnnouncedType.objects.unserved(sql.ready_types(db), grace=grace, db=db)
+    unserved = AnnouncedType.objects.unserved(lanes.ready_types(db), grace=grace, db=db)
     return sum(len(Job.objects.fail_unserved(type_, grace=grace, db=db, stop=stop)) for type_ in unserved)

@@ -20,7 +20,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -39,13 +38,11 @@ from django_forgejobs.dialect import (
     ForEach,
     HistoryAppended,
     Literal,
-    NewToken,
     Null,
     ReadBy,
     Rows,
-    Zero,
 )
-from django_forgejobs.states import CLAIM, Move, RunAt
+from django_forgejobs.states import Move, RunAt
 
 if TYPE_CHECKING:
     from django_forgejobs.models import Job
@@ -63,18 +60,6 @@ class Compiled(NamedTuple):
 
     text: str
     params: tuple[Any, ...] = ()
-
-
-class Suspects(Enum):
-    """When a claim may take a row that has cost a worker its life (``lease_expirations > 0``).
-
-    A suspect is always claimed by itself. ``FIRST`` prefers one to all others, ``LAST`` takes one when
-    nothing else is due, ``NEVER`` leaves them.
-    """
-
-    NEVER = "never"
-    LAST = "last"
-    FIRST = "first"
 
 
 # --- What a move writes --------------------------------------------------------------------------
@@ -123,156 +108,11 @@ def move(
     """
     db = candidates.db
     try:
-        found = _select(candidates.values("id"))
+        found = select(candidates.values("id"))
     except EmptyResultSet:  # Django sees that no row can match: an id beyond bigint, an empty list
         return []
     frame = Compiled(f"candidate(candidate_id) AS MATERIALIZED ({found.text})", found.params)
-    return run(db, _update(db, frame, values, returning))
-
-
-# --- Claim ---------------------------------------------------------------------------------------
-
-
-def claim(
-    db: str,
-    limit: int,
-    *,
-    queues: tuple[str, ...] | None,
-    types: tuple[str, ...] | None,
-    suspects: Suspects,
-    worker: str,
-    lease: float,
-) -> Compiled:
-    """Return the claim of up to ``limit`` rows by ``worker`` for ``lease`` seconds, to be ``run``.
-
-    A *lane* is one (queue, type, priority) with a ready row in it. In each lane one ordered scan, with
-    ``run_at`` as its bound, finds the first due rows; the lanes are merged in claim order. So neither
-    100,000 rows of a type that is not served nor a million in the future cost more than one probe, and
-    several queues cost no sort of all their rows, as ``queue = ANY(…)`` does (45 ms instead of 0.45 for
-    60,000 rows).
-    """
-    text, params = _claim(db, limit, queues, types, suspects)
-    bound = {_WORKER: worker, _LEASE: lease}
-    return Compiled(text, tuple(bound.get(param, param) for param in params))
-
-
-# Where in the compiled claim these two go; objects, so that they equal nothing else.
-_WORKER, _LEASE = object(), object()
-
-
-@lru_cache(maxsize=512)
-def _claim(
-    db: str,
-    limit: int,
-    queues: tuple[str, ...] | None,
-    types: tuple[str, ...] | None,
-    suspects: Suspects,
-) -> Compiled:
-    ready = _jobs(db).ready()
-    lane = ready.filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
-    scan = _select(lane.values("id", "priority", "run_at")[:limit], by="forgejobs_job_lane")
-    served = f"WHERE lane.type IN ({_marks(types)})" if types is not None else ""
-    lanes = _lanes(db, queues)
-    frame = (
-        f"{lanes.text}, fresh(id) AS MATERIALIZED (SELECT found.id FROM lane {_for_each(db, scan.text)} "
-        f"{served} ORDER BY found.priority DESC, found.run_at, found.id LIMIT {limit})"
-    )
-    params = [*lanes.params, *scan.params, *(types or ())]
-    chosen = "SELECT id FROM fresh"
-    if suspects is not Suspects.NEVER:
-        suspect = _jobs(db).suspects(queues, types).values("id")[:1]
-        one = _select(suspect, by="forgejobs_job_suspect")
-        frame += f", suspect(id) AS MATERIALIZED ({one.text})"
-        params += one.params
-        first, second = ("suspect", "fresh") if suspects is Suspects.FIRST else ("fresh", "suspect")
-        chosen = (
-            f"SELECT id FROM {first} UNION ALL "
-            f"SELECT id FROM {second} WHERE NOT EXISTS (SELECT 1 FROM {first})"
-        )
-    frame += f", candidate(candidate_id) AS MATERIALIZED ({chosen})"
-    values = {
-        **assignments(CLAIM),
-        "claims": F("claims") + Value(1),
-        "claim_token": NewToken(),
-        "locked_by": RawSQL("%s", (_WORKER,)),
-        "locked_until": AfterSeconds(RawSQL("%s", (_LEASE,))),
-        "started_at": Now(),
-    }
-    return _update(db, Compiled(frame, tuple(params)), values, ())
-
-
-def ready_types(db: str) -> list[str]:
-    """Return the types that have a ready row, found by one probe a lane, not by reading the rows."""
-    return _of_lanes(db, "type")
-
-
-def ready_queues(db: str) -> list[str]:
-    """Return the queues that have a ready row, found by one probe a lane, not by reading the rows."""
-    return _of_lanes(db, "queue")
-
-
-def _of_lanes(db: str, column: str) -> list[str]:
-    lanes = _lanes(db, None)
-    text = f"WITH RECURSIVE {lanes.text} SELECT DISTINCT {column} FROM lane"
-    with connections[db].cursor() as cursor:
-        cursor.execute(text, lanes.params)
-        return sorted(row[0] for row in cursor.fetchall())
-
-
-def oldest_ready(db: str) -> int | None:
-    """Return the id of the job that has been due the longest, by one probe a lane."""
-    lane = _jobs(db).ready().filter(**_IN_LANE).order_by("run_at", "id")
-    lanes, scan = _lanes(db, None), _select(lane.values("id", "run_at")[:1], lock=False)
-    text = (
-        f"WITH RECURSIVE {lanes.text} SELECT found.id FROM lane {_for_each(db, scan.text)} "
-        f"ORDER BY found.run_at, found.id LIMIT 1"
-    )
-    with connections[db].cursor() as cursor:
-        cursor.execute(text, (*lanes.params, *scan.params))
-        row = cursor.fetchone()
-    return row[0] if row else None
-
-
-_IN_LANE = {
-    "queue": RawSQL("lane.queue", ()),
-    "type": RawSQL("lane.type", ()),
-    "priority": RawSQL("lane.priority", ()),
-}
-
-
-def _lanes(db: str, queues: tuple[str, ...] | None) -> Compiled:
-    """A loose index scan: ``lane(queue, type, priority)``, one row for each lane with a ready job in it.
-
-    It walks from the far end, where rows live longest; the near end is where claimed rows leave dead
-    index entries. A lane carries its columns: looked up by id, the planner, which expects a hundred lanes
-    where there are two, reads the whole table into a hash (4 ms instead of 0.3 for 20,000 rows).
-    "At most priority - 1", not "less than": SQLite looks at each row that is equal. And ``||``, because two
-    columns, unlike a column and an expression, are not compared by the index there.
-    """
-    jobs = _expression(db, ReadBy(f"{TABLE} AS job", "forgejobs_job_lane")).text
-
-    def last(where: str) -> str:
-        return (
-            f"SELECT job.id, job.queue, job.type, job.priority FROM {jobs} "
-            f"WHERE job.status = 'ready' AND {where} "
-            f"ORDER BY job.queue DESC, job.type DESC, job.priority DESC LIMIT 1"
-        )
-
-    here, lower = "job.type, job.priority", "lane.type || '', lane.priority - 1"
-    if queues is None:
-        ends = [last("true")]
-        following = last(f"(job.queue, {here}) <= (lane.queue || '', {lower})")
-    else:
-        ends = [last("job.queue = %s") for _ in queues]
-        following = last(f"job.queue = lane.queue AND ({here}) <= ({lower})")
-    columns = "found.queue, found.type, found.priority"
-    first = " UNION ALL ".join(f"SELECT {columns} FROM ({end}) AS found" for end in ends)
-    text = f"{first} UNION ALL SELECT {columns} FROM lane {_for_each(db, following)}"
-    return Compiled(f"lane(queue, type, priority) AS ({text})", tuple(queues or ()))
-
-
-def _for_each(db: str, inner: str) -> str:
-    return _expression(db, ForEach(TABLE, inner)).text
+    return run(db, update(db, frame, values, returning))
 
 
 # --- Finish --------------------------------------------------------------------------------------
@@ -314,16 +154,16 @@ def _finish(db: str, the_move: Move, has_result: bool) -> Compiled:
     if has_result:
         values["result"] = AsJson(RawSQL("candidate.result", ()))
     held = (
-        _jobs(db).running().filter(pk=RawSQL("outcome.id", ()), claim_token=RawSQL("outcome.claim_token", ()))
+        jobs(db).running().filter(pk=RawSQL("outcome.id", ()), claim_token=RawSQL("outcome.claim_token", ()))
     )
-    found = _select(held.values("id"))
+    found = select(held.values("id"))
     frame = (
-        f"outcome AS ({_expression(db, Rows(_OUTCOME)).text}), "
+        f"outcome AS ({expression(db, Rows(_OUTCOME)).text}), "
         f"candidate(candidate_id, delay, error, facts, result) AS MATERIALIZED ("
         f"SELECT found.id, outcome.delay, outcome.error, outcome.facts, outcome.result "
-        f"FROM outcome {_for_each(db, found.text)})"
+        f"FROM outcome {for_each(db, found.text)})"
     )
-    return _update(db, Compiled(frame, found.params), values, ("claims",))
+    return update(db, Compiled(frame, found.params), values, ("claims",))
 
 
 # --- Insert --------------------------------------------------------------------------------------
@@ -357,15 +197,15 @@ def insert(db: str, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
 
 @lru_cache(maxsize=8)
 def _insert(db: str) -> str:
-    due = _expression(db, AfterSeconds(RawSQL("new.delay", ()))).text
-    payload = _expression(db, AsJson(RawSQL("new.payload", ()))).text
+    due = expression(db, AfterSeconds(RawSQL("new.delay", ()))).text
+    payload = expression(db, AsJson(RawSQL("new.payload", ()))).text
     # WHERE true: without it SQLite reads ON CONFLICT as a join condition.
     return (
         f"INSERT INTO {TABLE} "
         f"(type, payload, queue, priority, max_attempts, idempotency_key, run_at) "
         f"SELECT new.type, {payload}, new.queue, new.priority, new.max_attempts, "
         f"new.idempotency_key, COALESCE(new.run_at, {due}) "
-        f"FROM ({_expression(db, Rows(_NEW)).text}) AS new WHERE true "
+        f"FROM ({expression(db, Rows(_NEW)).text}) AS new WHERE true "
         f"ON CONFLICT DO NOTHING RETURNING *"
     )
 
@@ -379,7 +219,7 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
     a writer, which fails at once when another writer was quicker.
     """
     db = ended.db
-    found = _select(ended.values("id"))
+    found = select(ended.values("id"))
     chosen = f"WITH candidate(candidate_id) AS MATERIALIZED ({found.text})"
     one_of = "id IN (SELECT candidate_id FROM candidate)"
     with transaction.atomic(using=db), connections[db].cursor() as cursor:
@@ -393,7 +233,7 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
             found.params,
         )
         moved = [row[0] for row in cursor.fetchall()]
-        _jobs(db).filter(pk__in=moved)._raw_delete(db)
+        jobs(db).filter(pk__in=moved)._raw_delete(db)
         return moved
 
 
@@ -405,7 +245,7 @@ def run(db: str, statement: Compiled) -> list[Job]:
 
     def execute() -> list[Job]:
         with _savepoint(db):
-            return list(_jobs(db).raw(statement.text, statement.params))
+            return list(jobs(db).raw(statement.text, statement.params))
 
     return again(db, execute)
 
@@ -432,9 +272,9 @@ def _savepoint(db: str) -> AbstractContextManager[Any]:
     return transaction.atomic(using=db) if connections[db].in_atomic_block else nullcontext()
 
 
-def _update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]) -> Compiled:
+def update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]) -> Compiled:
     fields = _model()._meta.concrete_fields
-    written = {_field(name).column: _expression(db, value) for name, value in values.items()}
+    written = {_field(name).column: expression(db, value) for name, value in values.items()}
     read = [f.column for f in fields if f.primary_key or not returning or f.name in returning]
     text = (
         f"WITH RECURSIVE {frame.text} UPDATE {TABLE} SET "
@@ -446,7 +286,11 @@ def _update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequ
     return Compiled(text, params)
 
 
-def _select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") -> Compiled:
+def for_each(db: str, inner: str) -> str:
+    return expression(db, ForEach(TABLE, inner)).text
+
+
+def select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") -> Compiled:
     """Compile ``queryset`` with its lock clause, and read it by the index ``by`` where that must be said.
 
     Not ``select_for_update()``: Django refuses to compile that outside a transaction, and one statement
@@ -456,23 +300,19 @@ def _select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") ->
     text, params = queryset.query.get_compiler(queryset.db).as_sql()
     if by:
         table = connection.ops.quote_name(TABLE)
-        read = _expression(queryset.db, ReadBy(table, by)).text
+        read = expression(queryset.db, ReadBy(table, by)).text
         text = text.replace(f"FROM {table}", f"FROM {read}", 1)
     if lock and connection.features.has_select_for_update_skip_locked:
         text += " " + connection.ops.for_update_sql(skip_locked=True, no_key=True)
     return Compiled(text, tuple(params))
 
 
-def _expression(db: str, expression: Any) -> Compiled:
-    query = _jobs(db).all().query
+def expression(db: str, expression: Any) -> Compiled:
+    query = jobs(db).all().query
     compiler = query.get_compiler(db)
     resolved = expression.resolve_expression(query, allow_joins=False, for_save=True)
     text, params = compiler.compile(resolved)
     return Compiled(text, tuple(params))
-
-
-def _marks(items: Sequence[Any] | None) -> str:
-    return ", ".join(["%s"] * len(items)) if items else "NULL"
 
 
 def _field(name: str) -> Any:
@@ -483,5 +323,5 @@ def _model() -> type[Job]:
     return apps.get_model("forgejobs", "Job")
 
 
-def _jobs(db: str) -> Any:
+def jobs(db: str) -> Any:
     return _model().objects.using(db)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from django_forgejobs.sql import Suspects
+from django_forgejobs.lanes import Suspects
 
 logger = logging.getLogger("django_forgejobs")
 

@@ -26,10 +26,10 @@ from django_forgejobs import (
     tally,
 )
 from django_forgejobs.context import JobContext
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outcomes import Outcome
-from django_forgejobs.sql import Suspects
 from django_forgejobs.states import GIVE_BACK
 from django_forgejobs.threads import JobThreads, Running
 from django_forgejobs.turns import Turns

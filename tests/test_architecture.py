@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "django_forgejobs"
 #: A module imports from its own floor and those below; a new module is given a floor here.
 FLOORS = [
     # Words and arithmetic, no database.
-    {"exceptions", "states", "conf", "backoff", "payloads", "faults"},
+    {"exceptions", "states", "conf", "backoff", "payloads", "faults", "failures"},
     # Declarations.
     {"signals", "registry", "outcomes", "intake"},
     # The tables.
-    {"dialect", "fields", "predicates", "announcements", "sql", "managers", "models"},
+    {"dialect", "fields", "predicates", "announcements", "sql", "lanes", "settlement", "managers", "models"},
     # One unit of work, no loop, no thread.
     {"between", "context", "executor", "reaper", "archive", "tally", "measures"},
     # Processes.

@@ -10,9 +10,9 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.db.models.functions import Now
 
-from django_forgejobs import enqueue_many, sql
+from django_forgejobs import enqueue_many, lanes, sql
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.models import Job
-from django_forgejobs.sql import Suspects
 from tests.factories import in_seconds, make_job
 from tests.sessions import answer_lost, beside, gate, in_threads, isolation, session, statements
 
@@ -247,7 +247,7 @@ def analyze() -> None:
 
 def compiled(limit: int, *, db: str = "default", **options: Any) -> sql.Compiled:
     known: dict[str, Any] = {"queues": None, "types": None, "suspects": Suspects.FIRST, **options}
-    return sql.claim(db, limit, worker="w", lease=900.0, **known)
+    return lanes.claim(db, limit, worker="w", lease=900.0, **known)
 
 
 def explained(limit: int, *, db: str = "default", **options: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from django.utils import timezone, translation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_forgejobs import PermanentError, Retry, Snooze, between, executor, process_one, registry
+from django_forgejobs import PermanentError, Retry, Snooze, between, executor, failures, process_one, registry
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
@@ -252,7 +252,7 @@ def test_any_reason_to_snooze_can_be_stored(message: str) -> None:
     assert process_one({"test.job": raising(Snooze(message, in_=5))})
     job.refresh_from_db()
     assert job.status == "ready"
-    assert 0 < len(job.history[-1]["reason"]) <= executor.ERROR_CHARACTERS
+    assert 0 < len(job.history[-1]["reason"]) <= failures.ERROR_CHARACTERS
 
 
 def test_a_retry_shows_what_it_was_raised_from() -> None:
@@ -363,11 +363,11 @@ def test_a_message_of_200_mb_costs_no_memory_and_keeps_its_ends() -> None:
         tracemalloc.stop()
     assert peak < 1_000_000
     for text in (outcome.error or "", outcome.facts["message"]):
-        assert len(text) <= executor.ERROR_CHARACTERS
+        assert len(text) <= failures.ERROR_CHARACTERS
         assert text.startswith("ValueError: headx")
         assert text.endswith("xtail")
         assert "characters cut]" in text
-    assert len(outcome.facts["traceback"]) <= executor.TRACEBACK_CHARACTERS
+    assert len(outcome.facts["traceback"]) <= failures.TRACEBACK_CHARACTERS
 
 
 def test_a_traceback_of_100_000_frames_shows_its_ends_and_costs_little() -> None:
@@ -383,7 +383,7 @@ def test_a_traceback_of_100_000_frames_shows_its_ends_and_costs_little() -> None
         fall(100_000)
     except ValueError as error:
         tracemalloc.start()
-        facts = executor._facts(error)
+        facts = failures.facts(error)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     finally:
@@ -391,7 +391,7 @@ def test_a_traceback_of_100_000_frames_shows_its_ends_and_costs_little() -> None
     assert peak < 1_000_000
     assert "… 99,972 frames more …" in facts["traceback"]
     assert facts["traceback"].rstrip().endswith("ValueError: the bottom")
-    assert len(facts["traceback"]) <= executor.TRACEBACK_CHARACTERS
+    assert len(facts["traceback"]) <= failures.TRACEBACK_CHARACTERS
 
 
 def test_a_chain_of_1_000_causes_shows_the_last_and_says_that_there_are_more() -> None:

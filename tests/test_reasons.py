@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from django_forgejobs import drain, enqueue, explain, sql
+from django_forgejobs import drain, enqueue, explain, lanes
 from django_forgejobs.models import AnnouncedType, ArchivedJob, Job
 from django_forgejobs.predicates import CLAIMABLE
 from django_forgejobs.states import Status
@@ -48,8 +48,8 @@ def test_a_job_is_behind_those_that_the_claim_takes_first() -> None:
 
 @pytest.mark.usefixtures("served")
 def test_a_job_in_the_future_says_when_it_is_due() -> None:
-    assert codes(enqueue("t", available_in=90)) == ["scheduled"]
-    assert "due in 89 s" in say(enqueue("t", available_in=90))
+    assert codes(enqueue("t", available_in=3700)) == ["scheduled"]
+    assert "It is due in 61 min (" in say(enqueue("t", available_in=3700))
 
 
 @pytest.mark.usefixtures("served")
@@ -127,7 +127,7 @@ def test_a_changed_condition_of_the_claim_is_seen_by_both(
 ) -> None:
     job = enqueue("t")
     monkeypatch.setitem(CLAIMABLE, "due", ~CLAIMABLE["due"])  # type: ignore[arg-type]
-    sql._claim.cache_clear()
-    request.addfinalizer(sql._claim.cache_clear)
+    lanes._claim.cache_clear()
+    request.addfinalizer(lanes._claim.cache_clear)
     assert codes(job) == ["scheduled"]
     assert drain({"t": lambda payload: None}) == 0

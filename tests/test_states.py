@@ -13,9 +13,9 @@ from django.db.models.functions import Now
 from django.dispatch import Signal
 
 from django_forgejobs import signals
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
-from django_forgejobs.sql import Suspects
 from django_forgejobs.states import (
     BURY,
     COMPLETE,

@@ -3,7 +3,7 @@
 import pytest
 
 from django_forgejobs import turns
-from django_forgejobs.sql import Suspects
+from django_forgejobs.lanes import Suspects
 from django_forgejobs.turns import Turns
 
 

@@ -8,7 +8,7 @@ from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.utils.translation import gettext_lazy as _
 
-from django_forgejobs import registry, sql
+from django_forgejobs import lanes, registry
 from django_forgejobs.models import AnnouncedType, Job
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ class QueueFilter(NameFilter):
     def names(self, db: str) -> set[str]:
         """Return the known queues."""
         policies = {definition.queue or "default" for definition in registry.definitions(None).values()}
-        return {"default", *policies, *sql.ready_queues(db)[:NAMES]}
+        return {"default", *policies, *lanes.ready_queues(db)[:NAMES]}

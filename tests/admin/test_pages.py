@@ -115,10 +115,10 @@ def test_a_failed_attempt_shows_its_traceback_folded(boss: Client) -> None:
     assert "ValueError: no" in html
 
 
-@pytest.mark.parametrize("history", ["text", {"event": 1}, [1, None, ["x"]], [{"at": "2026-99-99"}], None])
+@pytest.mark.parametrize("history", [[{"event": 1}], [1, None, ["x"]], [{"at": "2026-99-99"}]])
 def test_a_history_that_somebody_else_wrote_is_shown_too(boss: Client, history: Any) -> None:
     job = job_in("done")
-    job.history = history if history is not None else 0
+    job.history = history
     job.save(update_fields=["history"])
 
     assert boss.get(page(job)).status_code == 200

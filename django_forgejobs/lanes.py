@@ -1,0 +1,174 @@
+"""The claim, and other questions that are answered lane by lane instead of row by row.
+
+A *lane* is one (queue, type, priority) that has a ready row in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from django.db import connections
+from django.db.models import F, Value
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+
+from django_forgejobs import sql
+from django_forgejobs.dialect import AfterSeconds, NewToken, ReadBy, Zero
+from django_forgejobs.states import CLAIM
+
+
+class Suspects(Enum):
+    """When a claim may take a row that has cost a worker its life (``lease_expirations > 0``).
+
+    A suspect is always claimed by itself. ``FIRST`` prefers one to all others, ``LAST`` takes one when
+    nothing else is due, ``NEVER`` leaves them.
+    """
+
+    NEVER = "never"
+    LAST = "last"
+    FIRST = "first"
+
+
+def claim(
+    db: str,
+    limit: int,
+    *,
+    queues: tuple[str, ...] | None,
+    types: tuple[str, ...] | None,
+    suspects: Suspects,
+    worker: str,
+    lease: float,
+) -> sql.Compiled:
+    """Return the claim of up to ``limit`` rows by ``worker`` for ``lease`` seconds, to be ``run``.
+
+    A *lane* is one (queue, type, priority) with a ready row in it. In each lane one ordered scan, with
+    ``run_at`` as its bound, finds the first due rows; the lanes are merged in claim order. So neither
+    100,000 rows of a type that is not served nor a million in the future cost more than one probe, and
+    several queues cost no sort of all their rows, as ``queue = ANY(…)`` does (45 ms instead of 0.45 for
+    60,000 rows).
+    """
+    text, params = _claim(db, limit, queues, types, suspects)
+    bound = {_WORKER: worker, _LEASE: lease}
+    return sql.Compiled(text, tuple(bound.get(param, param) for param in params))
+
+
+# Where in the compiled claim these two go; objects, so that they equal nothing else.
+_WORKER, _LEASE = object(), object()
+
+
+@lru_cache(maxsize=512)
+def _claim(
+    db: str,
+    limit: int,
+    queues: tuple[str, ...] | None,
+    types: tuple[str, ...] | None,
+    suspects: Suspects,
+) -> sql.Compiled:
+    ready = sql.jobs(db).ready()
+    lane = ready.filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
+    scan = sql.select(lane.values("id", "priority", "run_at")[:limit], by="forgejobs_job_lane")
+    served = f"WHERE lane.type IN ({_marks(types)})" if types is not None else ""
+    lanes = _lanes(db, queues)
+    frame = (
+        f"{lanes.text}, fresh(id) AS MATERIALIZED (SELECT found.id FROM lane {sql.for_each(db, scan.text)} "
+        f"{served} ORDER BY found.priority DESC, found.run_at, found.id LIMIT {limit})"
+    )
+    params = [*lanes.params, *scan.params, *(types or ())]
+    chosen = "SELECT id FROM fresh"
+    if suspects is not Suspects.NEVER:
+        suspect = sql.jobs(db).suspects(queues, types).values("id")[:1]
+        one = sql.select(suspect, by="forgejobs_job_suspect")
+        frame += f", suspect(id) AS MATERIALIZED ({one.text})"
+        params += one.params
+        first, second = ("suspect", "fresh") if suspects is Suspects.FIRST else ("fresh", "suspect")
+        chosen = (
+            f"SELECT id FROM {first} UNION ALL "
+            f"SELECT id FROM {second} WHERE NOT EXISTS (SELECT 1 FROM {first})"
+        )
+    frame += f", candidate(candidate_id) AS MATERIALIZED ({chosen})"
+    values = {
+        **sql.assignments(CLAIM),
+        "claims": F("claims") + Value(1),
+        "claim_token": NewToken(),
+        "locked_by": RawSQL("%s", (_WORKER,)),
+        "locked_until": AfterSeconds(RawSQL("%s", (_LEASE,))),
+        "started_at": Now(),
+    }
+    return sql.update(db, sql.Compiled(frame, tuple(params)), values, ())
+
+
+def ready_types(db: str) -> list[str]:
+    """Return the types that have a ready row, found by one probe a lane, not by reading the rows."""
+    return _of_lanes(db, "type")
+
+
+def ready_queues(db: str) -> list[str]:
+    """Return the queues that have a ready row, found by one probe a lane, not by reading the rows."""
+    return _of_lanes(db, "queue")
+
+
+def _of_lanes(db: str, column: str) -> list[str]:
+    lanes = _lanes(db, None)
+    text = f"WITH RECURSIVE {lanes.text} SELECT DISTINCT {column} FROM lane"
+    with connections[db].cursor() as cursor:
+        cursor.execute(text, lanes.params)
+        return sorted(row[0] for row in cursor.fetchall())
+
+
+def oldest_ready(db: str) -> int | None:
+    """Return the id of the job that has been due the longest, by one probe a lane."""
+    lane = sql.jobs(db).ready().filter(**_IN_LANE).order_by("run_at", "id")
+    lanes, scan = _lanes(db, None), sql.select(lane.values("id", "run_at")[:1], lock=False)
+    text = (
+        f"WITH RECURSIVE {lanes.text} SELECT found.id FROM lane {sql.for_each(db, scan.text)} "
+        f"ORDER BY found.run_at, found.id LIMIT 1"
+    )
+    with connections[db].cursor() as cursor:
+        cursor.execute(text, (*lanes.params, *scan.params))
+        row = cursor.fetchone()
+    return row[0] if row else None
+
+
+_IN_LANE = {
+    "queue": RawSQL("lane.queue", ()),
+    "type": RawSQL("lane.type", ()),
+    "priority": RawSQL("lane.priority", ()),
+}
+
+
+def _lanes(db: str, queues: tuple[str, ...] | None) -> sql.Compiled:
+    """A loose index scan: ``lane(queue, type, priority)``, one row for each lane with a ready job in it.
+
+    It walks from the far end, where rows live longest; the near end is where claimed rows leave dead
+    index entries. A lane carries its columns: looked up by id, the planner, which expects a hundred lanes
+    where there are two, reads the whole table into a hash (4 ms instead of 0.3 for 20,000 rows).
+    "At most priority - 1", not "less than": SQLite looks at each row that is equal. And ``||``, because two
+    columns, unlike a column and an expression, are not compared by the index there.
+    """
+    jobs = sql.expression(db, ReadBy(f"{sql.TABLE} AS job", "forgejobs_job_lane")).text
+
+    def last(where: str) -> str:
+        return (
+            f"SELECT job.id, job.queue, job.type, job.priority FROM {jobs} "
+            f"WHERE job.status = 'ready' AND {where} "
+            f"ORDER BY job.queue DESC, job.type DESC, job.priority DESC LIMIT 1"
+        )
+
+    here, lower = "job.type, job.priority", "lane.type || '', lane.priority - 1"
+    if queues is None:
+        ends = [last("true")]
+        following = last(f"(job.queue, {here}) <= (lane.queue || '', {lower})")
+    else:
+        ends = [last("job.queue = %s") for _ in queues]
+        following = last(f"job.queue = lane.queue AND ({here}) <= ({lower})")
+    columns = "found.queue, found.type, found.priority"
+    first = " UNION ALL ".join(f"SELECT {columns} FROM ({end}) AS found" for end in ends)
+    text = f"{first} UNION ALL SELECT {columns} FROM lane {sql.for_each(db, following)}"
+    return sql.Compiled(f"lane(queue, type, priority) AS ({text})", tuple(queues or ()))
+
+
+def _marks(items: Sequence[Any] | None) -> str:
+    return ", ".join(["%s"] * len(items)) if items else "NULL"
