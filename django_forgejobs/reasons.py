@@ -139,7 +139,7 @@ def _unserved(job: Any, db: str) -> Reason | None:
 
 def _ahead(job: Any, db: str) -> JobQuerySet:
     # Its own time is read in the query: in Python it would come back with other decimals on SQLite.
-    run_at = Subquery(Job.objects.using(db).filter(pk=job.pk).values("run_at"))
+    run_at = Subquery(Job.objects.using(db).filter(pk=job.pk).values("run_at")[:1])
     earlier = Q(run_at__lt=run_at) | Q(run_at=run_at, pk__lt=job.pk)
     first = Q(priority__gt=job.priority) | Q(priority=job.priority) & earlier
     due: JobQuerySet = Job.objects.using(db).ready()

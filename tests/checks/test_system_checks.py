@@ -12,6 +12,7 @@ import pytest
 from django.core.checks import CheckMessage, Tags, run_checks
 from django.core.management import CommandError, call_command, get_commands
 from django.db import DEFAULT_DB_ALIAS, connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_forgejobs import checks
 from django_forgejobs.management.base import JobsCommand
@@ -46,7 +47,7 @@ def another_database() -> Iterator[Callable[..., str]]:
 
     yield add
     for alias in added:
-        connections[alias].close()
+        BaseDatabaseWrapper.close(connections[alias])  # SQLite's own keeps one in memory open
         del connections[alias]
         del connections.databases[alias]
 
