@@ -31,7 +31,8 @@ def test_fifty_processes_claim_each_of_a_thousand_jobs_once(
     rows = Job.objects.values_list("pk", "locked_by", "claims", "attempts", "status")
     assert set(rows) == {(int(pk), worker, 1, 1, "running") for worker, pk in claims}
     assert Job.objects.values("claim_token").distinct().count() == 1000
-    assert len({worker for worker, _ in claims}) > 10, "this was no race"
+    # Not all fifty: one that finds every row locked for a moment goes home.
+    assert len({worker for worker, _ in claims}) > 10
 
 
 def test_workers_reapers_archivers_and_people_at_once_get_no_deadlock_to_see(settings: Any) -> None:

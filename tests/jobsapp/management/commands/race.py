@@ -43,6 +43,9 @@ def race(path: str, limit: int, start: Any) -> None:
     worker = f"racer:{os.getpid()}"
     connections["default"].ensure_connection()
     start.wait(PATIENCE)
-    while jobs := Job.objects.claim(limit, worker=worker):
+    jobs = Job.objects.claim(limit, worker=worker)
+    start.wait(PATIENCE)  # everybody has had one turn: a fast one cannot have taken all
+    while jobs:
         for job in jobs:
             append(path, f"{worker} {job.pk}")
+        jobs = Job.objects.claim(limit, worker=worker)
