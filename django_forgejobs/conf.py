@@ -149,13 +149,15 @@ def seconds(value: float | timedelta, *, what: str = "a number of seconds") -> f
     return float(value)
 
 
-def _positive(value: Any) -> float:
+def positive(value: Any) -> float:
+    """Return ``value`` as seconds above 0; ``ValueError`` otherwise."""
     if (number := seconds(value)) == 0:
         raise ValueError("it must be more than zero")
     return number
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
+    """Return ``value`` if it is a whole number, 1 or more; ``ValueError`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31 - 1:
         raise ValueError("expected a whole number, 1 or more")
     return value
@@ -167,7 +169,8 @@ def _alias(value: Any) -> str:
     return value
 
 
-def _backoff(value: Any) -> Backoff:
+def backoff(value: Any) -> Backoff:
+    """Return a dict of base, factor, cap and jitter as a ``Backoff``; ``ValueError`` otherwise."""
     if not isinstance(value, Mapping):
         raise ValueError("expected a dict with base, factor, cap, jitter")
     known = {f.name for f in fields(Backoff)}
@@ -190,17 +193,17 @@ def _retention(value: Any) -> Mapping[str, float | None]:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "DATABASE": _alias,
     "LISTEN_DATABASE": _alias,
-    "LEASE": _positive,
-    "HEARTBEAT": _positive,
-    "POLL_INTERVAL": _positive,
+    "LEASE": positive,
+    "HEARTBEAT": positive,
+    "POLL_INTERVAL": positive,
     "RECLAIM_INTERVAL": seconds,
     "GRACE": seconds,
     "TIMEOUT_MARGIN": seconds,
     "SUSPECT_PATIENCE": seconds,
-    "DEFAULT_MAX_ATTEMPTS": _count,
-    "MAX_LEASE_EXPIRATIONS": _count,
+    "DEFAULT_MAX_ATTEMPTS": count,
+    "MAX_LEASE_EXPIRATIONS": count,
     "UNKNOWN_TYPE_GRACE": seconds,
-    "PAYLOAD_MAX_BYTES": _count,
-    "BACKOFF": _backoff,
+    "PAYLOAD_MAX_BYTES": count,
+    "BACKOFF": backoff,
     "RETENTION": _retention,
 }

@@ -95,6 +95,14 @@ def queues(names: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
+def interval(name: str, value: float | timedelta) -> float:
+    """Return ``value`` as seconds above 0; raise ``JobError`` for anything else."""
+    try:
+        return conf.positive(value)
+    except ValueError as error:
+        raise JobError(f"{name}={payloads.in_words(value)}: {error}.") from None
+
+
 def by_whom(name: str) -> dict[str, str]:
     """Return the part of a history entry that says who moved a job by hand."""
     if name:

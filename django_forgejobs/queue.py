@@ -9,7 +9,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from django_forgejobs import conf, payloads
+from django_forgejobs import payloads
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.payloads import in_words
 
@@ -109,7 +109,7 @@ def run_worker(
     handlers: Handlers | None = None,
     *,
     queue: str = "default",
-    poll_interval: float = 1.0,
+    poll_interval: float | timedelta = 1.0,
     db: str | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
@@ -117,19 +117,10 @@ def run_worker(
 
     ``poll_interval`` is seconds. It survives outages of the database for as long as they take.
     """
-    from django_forgejobs import intake
     from django_forgejobs.worker import Worker
 
-    try:
-        conf._positive(poll_interval)
-    except ValueError as error:
-        raise JobError(f"poll_interval={poll_interval!r}: {error}.") from None
     Worker(
-        db=_jobs().alias(db),
-        handlers=handlers,
-        queues=intake.queues((queue,)),
-        poll_interval=poll_interval,
-        stop=stop,
+        db=_jobs().alias(db), handlers=handlers, queues=(queue,), poll_interval=poll_interval, stop=stop
     ).run()
 
 

@@ -134,11 +134,11 @@ def define(
             "Pass the function."
         )
     if isinstance(backoff, Mapping):
-        backoff = _read(type_, "backoff", conf._backoff, backoff)
+        backoff = _read(type_, "backoff", conf.backoff, backoff)
     elif backoff is not None and not callable(backoff) and not isinstance(backoff, conf.Backoff):
         backoff = _read(type_, "backoff", conf.seconds, backoff)
     if timeout is not None:
-        timeout = _read(type_, "timeout", conf._positive, timeout)
+        timeout = _read(type_, "timeout", conf.positive, timeout)
     wants = _wants(function)
     _check_signature(type_, function, wants)
     return Definition(

@@ -102,9 +102,8 @@ def move(
 ) -> list[Job]:
     """Write ``values`` to the rows that ``candidates`` selects; return them as they are now.
 
-    ``returning`` names the columns to read back, all when empty. Rows locked by others are left out. No order
-    is promised. If the process dies before it returns,
-    all of it happened or nothing.
+    ``returning`` names the columns to read back, all when empty. Rows locked by others are left out. No
+    order is promised. If the process dies before it returns, all of it happened or nothing.
     """
     db = candidates.db
     try:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -20,6 +21,7 @@ from django_forgejobs import (
     conf,
     executor,
     faults,
+    intake,
     reaper,
     registry,
     signals,
@@ -72,7 +74,7 @@ class Worker:
         handlers: Mapping[str, Callable[..., Any]] | None = None,
         queues: tuple[str, ...] | None = None,
         concurrency: int = 1,
-        poll_interval: float | None = None,
+        poll_interval: float | timedelta | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
         grace: float | None = None,
@@ -83,9 +85,13 @@ class Worker:
         self.db = db
         self.definitions = registry.definitions(handlers)
         self.types = tuple(sorted(self.definitions)) if handlers is None else None
-        self.queues = queues
+        self.queues = None if queues is None else intake.queues(queues)
         self.concurrency = concurrency
-        self.poll_interval = self.settings.POLL_INTERVAL if poll_interval is None else poll_interval
+        self.poll_interval = (
+            self.settings.POLL_INTERVAL
+            if poll_interval is None
+            else intake.interval("poll_interval", poll_interval)
+        )
         self.burst = burst
         self.max_jobs = max_jobs
         self.grace = self.settings.GRACE if grace is None else grace

@@ -500,6 +500,14 @@ def test_a_job_is_found_by_its_id_or_not_at_all() -> None:
     assert get_job(2**70) is None
 
 
+@real_commits
+def test_a_poll_interval_may_be_a_timedelta() -> None:
+    seen: list[Any] = []
+    enqueue("t", {"n": 1}, available_in=0.1)  # so that it takes more than one look
+    run_worker({"t": seen.append}, poll_interval=timedelta(milliseconds=20), stop=lambda: bool(seen))
+    assert seen == [{"n": 1}]
+
+
 def test_pending_are_the_ready_jobs_of_one_queue_also_those_in_the_future() -> None:
     make_job()
     make_job(run_at=in_seconds(3600), attempts=1)

@@ -233,12 +233,12 @@ def seconds(text: str) -> float:
 
 def positive_seconds(text: str) -> float:
     """Read a number of seconds above 0."""
-    return float(_read(conf._positive, float, text))
+    return float(_read(conf.positive, float, text))
 
 
 def count(text: str) -> int:
     """Read a whole number, 1 or more."""
-    return int(_read(conf._count, int, text))
+    return int(_read(conf.count, int, text))
 
 
 def names(text: str) -> tuple[str, ...]:
