@@ -24,6 +24,7 @@ from django_forgejobs.queue import (
     run_worker,
 )
 from django_forgejobs.registry import job
+from django_forgejobs.schedules import schedule
 
 __version__ = "0.1.0.dev0"
 
@@ -51,4 +52,5 @@ __all__ = [
     "reclaim",
     "requeue",
     "run_worker",
+    "schedule",
 ]

@@ -1,4 +1,6 @@
-"""Which types the living workers serve: they say so when they start, and every ``RECLAIM_INTERVAL``."""
+"""What living processes say of themselves, again and again: the types that workers serve, and that a
+scheduler ticks. Silence, not a farewell, tells that nobody does.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,29 @@ from django.db.models.functions import Now
 from django_forgejobs.dialect import AfterSeconds
 
 
-class AnnouncedTypeManager(models.Manager[Any]):
-    """Which types the living workers serve."""
+class AnnouncementManager(models.Manager[Any]):
+    """Announcements by the name that is their primary key."""
 
-    def announce(self, types: Iterable[str], *, grace: float, db: str) -> None:
-        """Say that ``types`` are served now; an announcement older than ``grace`` begins anew."""
+    def announce(self, names: Iterable[str], *, grace: float, db: str) -> None:
+        """Say that ``names`` are there now; an announcement older than ``grace`` seconds begins anew."""
         cutoff = AfterSeconds(Value(-grace))
-        names = sorted(set(types))
-        self.using(db).filter(type__in=names, seen_at__lt=cutoff).update(since=Now())
+        names = sorted(set(names))
+        self.using(db).filter(pk__in=names, seen_at__lt=cutoff).update(since=Now())
         self.using(db).bulk_create(
-            [self.model(type=name, since=Now(), seen_at=Now()) for name in names],
+            [self.model(pk=name, since=Now(), seen_at=Now()) for name in names],
             update_conflicts=True,
-            unique_fields=["type"],
+            unique_fields=["pk"],
             update_fields=["seen_at"],
         )
+
+    def lasting(self, *, grace: float, db: str) -> Any:
+        """Return what has been announced, without a break, for all of the last ``grace`` seconds."""
+        cutoff = AfterSeconds(Value(-grace))
+        return self.using(db).filter(seen_at__gte=cutoff, since__lte=cutoff)
+
+
+class AnnouncedTypeManager(AnnouncementManager):
+    """Which types the living workers serve."""
 
     def unserved(self, types: Iterable[str], *, grace: float, db: str) -> list[str]:
         """Return those of ``types`` that nobody has announced for ``grace`` seconds.
@@ -33,7 +44,7 @@ class AnnouncedTypeManager(models.Manager[Any]):
         None at all while no worker has been announcing for that long: when every worker is down, or has
         just come back, silence says nothing about a type.
         """
-        recent = self.using(db).filter(seen_at__gte=AfterSeconds(Value(-grace)))
-        if not recent.filter(since__lte=AfterSeconds(Value(-grace))).exists():
+        if not self.lasting(grace=grace, db=db).exists():
             return []
+        recent = self.using(db).filter(seen_at__gte=AfterSeconds(Value(-grace)))
         return sorted(set(types) - set(recent.values_list("type", flat=True)))

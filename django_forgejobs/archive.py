@@ -15,13 +15,13 @@ from django.db.models import Value
 
 from django_forgejobs import conf, sql
 from django_forgejobs.dialect import AfterSeconds
-from django_forgejobs.models import AnnouncedType, Job, Tally
+from django_forgejobs.models import AnnouncedType, Job, ScheduleSlot, Tally
 
 logger = logging.getLogger("django_forgejobs")
 
 BATCH = 500
-#: Seconds for which counts and announcements are kept.
-TALLIES_KEPT = timedelta(days=30).total_seconds()
+#: Seconds for which counts, announcements and the slots of schedules are kept.
+KEPT = timedelta(days=30).total_seconds()
 
 
 def due(db: str) -> dict[str, int]:
@@ -47,10 +47,13 @@ def batches(db: str, *, delete: bool = False) -> Iterator[int]:
 
 
 def prune(db: str) -> None:
-    """Delete counts and announcements that are too old to say anything."""
-    cutoff = AfterSeconds(Value(-TALLIES_KEPT))
+    """Delete counts, announcements and slots of schedules that are too old to say anything."""
+    cutoff = AfterSeconds(Value(-KEPT))
     Tally.objects.using(db).filter(at__lt=cutoff).delete()
     AnnouncedType.objects.using(db).filter(seen_at__lt=cutoff).delete()
+    old = ScheduleSlot.objects.using(db).filter(at__lt=cutoff).order_by("at").values_list("pk", flat=True)
+    while batch := list(old[:BATCH]):
+        ScheduleSlot.objects.using(db).filter(pk__in=batch).delete()
 
 
 def _batch(db: str, status: str, age: float, delete: bool, passed_over: set[int]) -> int:

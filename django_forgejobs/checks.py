@@ -19,7 +19,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_forgejobs import conf
+from django_forgejobs import conf, schedules
 from django_forgejobs.models import Job
 
 TAG = "forgejobs"
@@ -43,11 +43,13 @@ BESIDE_JOBS = 2
 #: Our commands by their names in the umbrella, ``manage.py forgejobs NAME``.
 COMMANDS = {
     "worker": "runworker",
+    "scheduler": "runscheduler",
     "reclaim": "reclaim_jobs",
     "archive": "archive_jobs",
     "requeue": "requeue_jobs",
     "status": "jobs_status",
     "explain": "explain_job",
+    "next-runs": "next_runs",
 }
 
 
@@ -63,6 +65,7 @@ def check_settings(app_configs: Any, **_: Any) -> list[CheckMessage]:
     found = settings_errors()
     if not conf.problems():
         alias = conf.current().DATABASE
+        found += schedule_errors()
         found += [*alias_errors(alias), *(_as_warning(e) for e in pool_errors(alias, 1)), *_elsewhere(alias)]
     return [*found, *_shadowed_commands()]
 
@@ -104,6 +107,11 @@ def settings_errors() -> list[CheckMessage]:
             )
         )
     return found
+
+
+def schedule_errors() -> list[CheckMessage]:
+    """Return what is wrong with the schedules that code declares."""
+    return [Error(text, id="forgejobs.E008") for text in schedules.problems()]
 
 
 def alias_errors(alias: str) -> list[CheckMessage]:

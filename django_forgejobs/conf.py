@@ -72,6 +72,7 @@ class Settings:
     PAYLOAD_MAX_BYTES: int = 1024 * 1024
     BACKOFF: Backoff = field(default_factory=Backoff)
     RETENTION: Mapping[str, float | None] = field(default_factory=lambda: dict(RETENTION_DEFAULT))
+    SCHEDULES: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def current() -> Settings:
@@ -190,6 +191,13 @@ def _retention(value: Any) -> Mapping[str, float | None]:
     return {**RETENTION_DEFAULT, **ages}
 
 
+def _schedules(value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """What a schedule must be is for ``schedules`` to say."""
+    if not isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in value.values()):
+        raise ValueError('expected a dict of dicts by name, as {"nightly": {"cron": …, "job_type": …}}')
+    return value
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "DATABASE": _alias,
     "LISTEN_DATABASE": _alias,
@@ -206,4 +214,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "PAYLOAD_MAX_BYTES": count,
     "BACKOFF": backoff,
     "RETENTION": _retention,
+    "SCHEDULES": _schedules,
 }

@@ -28,6 +28,7 @@ class JobContext:
         timeout: float | None = None,
     ) -> None:
         now = time.monotonic()
+        self.db: str = job._state.db  # type: ignore[assignment] # the alias of the queue's database
         self.job_id: int = job.pk
         self.type: str = job.type
         self.attempt: int = job.attempts

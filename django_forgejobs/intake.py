@@ -11,7 +11,7 @@ from django_forgejobs import conf, payloads, registry
 from django_forgejobs.exceptions import JobError
 
 if TYPE_CHECKING:
-    from django_forgejobs.models import Job
+    from django.db.models import Model
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -79,11 +79,20 @@ def rows(jobs: Any) -> list[dict[str, Any]]:
     return result
 
 
-def job_id(job: Job | int) -> int:
-    """Return the id of a job, or of what may be one; raise ``JobError`` for anything else."""
-    pk = getattr(job, "pk", job)
+def slot_rows(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows for the jobs of a schedule's slots: their keys are those that nobody else may use."""
+    return [
+        row(**{name: value for name, value in one.items() if name != "slot_key"})
+        | {"idempotency_key": one["slot_key"]}
+        for one in jobs
+    ]
+
+
+def row_id(row: Model | int) -> int:
+    """Return the id of a row, or of what may be one; raise ``JobError`` for anything else."""
+    pk = getattr(row, "pk", row)
     if type(pk) is not int:
-        raise JobError(f"{payloads.in_words(job)} is neither a stored job nor the id of one, a whole number.")
+        raise JobError(f"{payloads.in_words(row)} is neither a stored row nor the id of one, a whole number.")
     return pk
 
 

@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django_forgejobs import failures, signals
+from django_forgejobs.slots import Fate, Stretch
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
 
-    from django_forgejobs.models import Job
+    from django_forgejobs.models import Job, Schedule
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -26,6 +27,9 @@ FORMATS = ("text", "json")
 
 #: How many lines of each event this process has written, for a summary at its end.
 counts: Counter[str] = Counter()
+
+#: The slot of each schedule that was last left to another scheduler.
+_left: dict[int, datetime] = {}
 
 # Up to these an exception is handed to the log handlers as it is; beyond, our own bounded text is, since
 # a handler formats all of it.
@@ -54,6 +58,10 @@ def connect() -> None:
         (signals.lost, _lost),
         (signals.cancelled, _cancelled),
         (signals.requeued, _requeued),
+        (signals.slot_fired, _slot_fired),
+        (signals.slots_skipped, _slots_skipped),
+        (signals.slot_left, _slot_left),
+        (signals.schedule_disabled, _schedule_disabled),
     )
     for signal, receiver in receivers:
         signal.connect(receiver, dispatch_uid=f"django_forgejobs.logs{receiver.__name__}")
@@ -106,6 +114,45 @@ def _cancelled(*, job: Job, by: str, **_: Any) -> None:
 
 def _requeued(*, job: Job, by: str, **_: Any) -> None:
     _say(logging.INFO, "requeued", job, f"requeued{_by(by)}")
+
+
+def _slot_fired(*, schedule: Schedule, slot: datetime, job: Job, late: float, **_: Any) -> None:
+    text = f"slot {_instant(slot)} fired: job {job.pk}" + (f", {late:.0f} s late" if late >= 1 else "")
+    _say_of(logging.INFO, "slot_fired", schedule, text, slot=slot.isoformat(), job_id=job.pk, late=late)
+
+
+def _slots_skipped(*, schedule: Schedule, stretch: Stretch, fate: Fate, reason: str, **_: Any) -> None:
+    level = logging.INFO if fate is Fate.OVERLAP else logging.WARNING
+    until = "" if stretch.count == 1 else f" to {_instant(stretch.last)}, {stretch.count:,} slots"
+    text = f"slot {_instant(stretch.first)}{until} {fate.label}: {_line(reason)}"
+    event = f"slot_{fate.value}"
+    _say_of(level, event, schedule, text, slot=stretch.first.isoformat(), count=stretch.count)
+
+
+def _slot_left(*, schedule: Schedule, slot: datetime, reason: str, grace: float, **_: Any) -> None:
+    # Once a slot: a tick a second would say the same again and again.
+    if _left.get(schedule.pk) == slot:
+        return
+    _left[schedule.pk] = slot
+    text = (
+        f"slot {_instant(slot)} is left to a scheduler that knows its type, for {grace:g} s: {_line(reason)}"
+    )
+    _say_of(logging.WARNING, "slot_left", schedule, text, slot=slot.isoformat())
+
+
+def _schedule_disabled(*, schedule: Schedule, reason: str, **_: Any) -> None:
+    text = f"disabled, since it cannot be understood: {_line(reason)} Mend it, then resume it."
+    _say_of(logging.ERROR, "schedule_disabled", schedule, text)
+
+
+def _say_of(level: int, event: str, schedule: Schedule, text: str, **facts: Any) -> None:
+    counts[event] += 1
+    extra = {"event": event, "schedule": schedule.name, "type": schedule.job_type, **facts}
+    logger.log(level, "%s", f"schedule {_line(schedule.name)} {text}", extra=extra)
+
+
+def _instant(slot: datetime) -> str:
+    return f"{slot.astimezone(UTC):%Y-%m-%d %H:%M}Z"
 
 
 def _say(

@@ -79,6 +79,13 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         return sql.again(alias, insert)
 
+    def enqueue_slots(self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[Job]:
+        """Insert the jobs of a schedule's slots, part of the caller's transaction; return them in order.
+
+        ``jobs`` are dicts of ``enqueue``'s arguments, but for the key, which is a ``slot_key``.
+        """
+        return self._insert(intake.slot_rows(jobs), self.alias(db))
+
     def _insert(self, rows: Sequence[Mapping[str, Any]], db: str) -> list[Job]:
         placed: dict[int, Job] = {}
         by_key: dict[str, list[int]] = defaultdict(list)
@@ -310,7 +317,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     def _by_hand(self, move: Move, job: Job | int, by: str, signal: Any, db: str | None, **also: Any) -> bool:
         alias = self.alias(db)
-        pk = intake.job_id(job)
+        pk = intake.row_id(job)
         facts = Value(json.dumps(intake.by_whom(by), cls=StrictEncoder))
         sources = [status.value for status in move.sources]
         candidates = self.using(alias).filter(pk=pk, status__in=sources, **also)
@@ -332,7 +339,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
     def get_job(self, id: int, *, db: str | None = None) -> Job | None:
         """Return the job, or ``None``; archived jobs are not looked for."""
-        found: Job | None = self.using(self.alias(db)).filter(pk=intake.job_id(id)).first()
+        found: Job | None = self.using(self.alias(db)).filter(pk=intake.row_id(id)).first()
         return found
 
     def pending_count(self, *, queue: str = "default", db: str | None = None) -> int:

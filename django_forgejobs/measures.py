@@ -11,8 +11,12 @@ from django.db.models.functions import Now
 
 from django_forgejobs import lanes
 from django_forgejobs.dialect import AfterSeconds
-from django_forgejobs.models import Job, Tally
+from django_forgejobs.models import Job, Liveness, ScheduleSlot, Tally
+from django_forgejobs.scheduler import ALIVE
+from django_forgejobs.slots import Fate
 from django_forgejobs.states import DEAD_LETTERS, Status
+
+DAY = 86400.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Snapshot:
 
     ``counts`` is number of jobs by queue and status; ``oldest_ready_seconds`` how long the oldest due
     job has been due (None when nothing is due); ``attempts`` how many unfinished and dead jobs have had
-    how many attempts.
+    how many attempts; ``missed_slots`` how many slots the last 24 hours have found missed;
+    ``scheduler_seen_seconds`` how long ago a scheduler said that it is alive (None: never).
     """
 
     counts: dict[str, dict[str, int]]
@@ -31,6 +36,7 @@ class Snapshot:
     lease_expirations_per_hour: float
     dead_letters: int
     missed_slots: int
+    scheduler_seen_seconds: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, for JSON."""
@@ -55,8 +61,23 @@ def snapshot(db: str) -> Snapshot:
         attempts=dict(attempts.order_by("attempts")),
         lease_expirations_per_hour=float(hour.aggregate(sum=Sum("count"))["sum"] or 0),
         dead_letters=sum(n for s in counts.values() for k, n in s.items() if k in DEAD_LETTERS),
-        missed_slots=0,
+        missed_slots=missed_slots(db),
+        scheduler_seen_seconds=scheduler_seen_seconds(db),
     )
+
+
+def missed_slots(db: str) -> int:
+    """Return how many slots of schedules the last 24 hours have found missed, as the ledger has it."""
+    found = ScheduleSlot.objects.using(db).filter(fate=Fate.MISSED, at__gte=AfterSeconds(Value(-DAY)))
+    return int(found.aggregate(sum=Sum("count"))["sum"] or 0)
+
+
+def scheduler_seen_seconds(db: str) -> float | None:
+    """Return how long ago a scheduler said that it is alive; None if none ever did. It does so every 15 s."""
+    age = ExpressionWrapper(Now() - F("seen_at"), DurationField())
+    found = Liveness.objects.using(db).filter(name=ALIVE).annotate(age=age).values_list("age", flat=True)
+    seen = found.first()
+    return None if seen is None else max(0.0, seen.total_seconds())
 
 
 def oldest_ready_seconds(db: str) -> float | None:

@@ -6,21 +6,29 @@ from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
 
+from django.conf import settings
 from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Length, Now
 from django.db.models.lookups import Exact, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
-from django_forgejobs.announcements import AnnouncedTypeManager
+from django_forgejobs.announcements import AnnouncedTypeManager, AnnouncementManager
 from django_forgejobs.dialect import JsonType
 from django_forgejobs.fields import StrictJSONField
 from django_forgejobs.managers import JobManager
+from django_forgejobs.slots import Fate, OnMissed, OnOverlap, Source
 from django_forgejobs.states import ENDED, Status
+from django_forgejobs.timetable import ScheduleManager
 
 
 def _words(statuses: frozenset[Status]) -> list[str]:
     return sorted(status.value for status in statuses)
+
+
+def timezone_of_project() -> str:
+    """Return the name of the zone that a new schedule is in."""
+    return settings.TIME_ZONE
 
 
 #: A count beyond this was not counted.
@@ -173,12 +181,158 @@ class ArchivedJob(JobFields):
         verbose_name_plural = _("archived jobs")
 
 
-class AnnouncedType(models.Model):
-    """A job type that some worker serves. ``since`` is the start of its unbroken announcements."""
+class Schedule(models.Model):
+    """Work that recurs: a job of ``job_type`` for each slot of ``cron`` in ``timezone``, once.
 
-    type = models.CharField(_("type"), max_length=200, primary_key=True)
+    ``next_run_at`` is the bare slot, UTC; its job is due ``timetable.offset`` seconds later, within
+    ``spread``. The ``planned_…`` columns say what ``next_run_at`` was computed for: where they differ from
+    the rest, whoever wrote it, the next tick plans anew. So it does after ``enabled`` was switched, since a
+    trigger empties ``planned_cron`` then. An empty queue, and no priority or max_attempts, stand for those
+    of the type.
+    """
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    name = models.CharField(_("name"), max_length=200, unique=True)
+    job_type = models.CharField(_("job type"), max_length=200)
+    payload = StrictJSONField(
+        _("payload"), default=dict, blank=True, db_default=Value({}, models.JSONField())
+    )
+    queue = models.CharField(_("queue"), max_length=64, blank=True, default="", db_default="")
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    max_attempts = models.IntegerField(_("max attempts"), null=True, blank=True)
+    cron = models.CharField(_("cron"), max_length=255)
+    timezone = models.CharField(_("time zone"), max_length=64, default=timezone_of_project, db_default="UTC")
+    enabled = models.BooleanField(_("enabled"), default=True, db_default=True)
+    next_run_at = models.DateTimeField(_("next run at"), null=True, blank=True)
+    last_slot = models.DateTimeField(_("last slot"), null=True, blank=True)
+    last_job_id = models.BigIntegerField(_("last job"), null=True, blank=True)
+    spread = models.IntegerField(_("spread"), default=0, db_default=0)
+    on_missed = models.CharField(
+        _("on missed slots"), max_length=10, choices=OnMissed, default=OnMissed.LATEST, db_default="latest"
+    )
+    on_overlap = models.CharField(
+        _("on overlap"), max_length=10, choices=OnOverlap, default=OnOverlap.ALLOW, db_default="allow"
+    )
+    starts_at = models.DateTimeField(_("starts at"), null=True, blank=True)
+    ends_at = models.DateTimeField(_("ends at"), null=True, blank=True)
+    source = models.CharField(
+        _("source"), max_length=10, choices=Source, default=Source.ADMIN, db_default="admin"
+    )
+    disabled_reason = models.TextField(_("disabled because"), blank=True, default="", db_default="")
+    declared_at = models.DateTimeField(_("declared at"), null=True, blank=True)
+    gone_at = models.DateTimeField(_("gone from the code since"), null=True, blank=True)
+    planned_cron = models.CharField(max_length=255, blank=True, default="", db_default="")
+    planned_timezone = models.CharField(max_length=64, blank=True, default="", db_default="")
+    planned_starts_at = models.DateTimeField(null=True, blank=True)
+    planned_ends_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
+
+    objects = ScheduleManager()
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        constraints = [
+            models.CheckConstraint(
+                name="forgejobs_schedule_names",
+                condition=~Q(name="") & ~Q(job_type="") & ~Q(cron="") & ~Q(timezone=""),
+            ),
+            models.CheckConstraint(
+                name="forgejobs_schedule_lengths",
+                condition=Q(
+                    LessThanOrEqual(Length("name"), 200),
+                    LessThanOrEqual(Length("job_type"), 200),
+                    LessThanOrEqual(Length("queue"), 64),
+                    LessThanOrEqual(Length("cron"), 255),
+                    LessThanOrEqual(Length("timezone"), 64),
+                ),
+            ),
+            models.CheckConstraint(
+                name="forgejobs_schedule_words",
+                condition=Q(
+                    on_missed__in=OnMissed.values,
+                    on_overlap__in=OnOverlap.values,
+                    source__in=Source.values,
+                ),
+            ),
+            models.CheckConstraint(
+                name="forgejobs_schedule_numbers",
+                condition=Q(spread__gte=0)
+                & (Q(priority__isnull=True) | Q(priority__range=(-100, 100)))
+                & (Q(max_attempts__isnull=True) | Q(max_attempts__gte=1)),
+            ),
+            models.CheckConstraint(
+                name="forgejobs_schedule_times",
+                condition=_in_our_era(
+                    "next_run_at",
+                    "last_slot",
+                    "starts_at",
+                    "ends_at",
+                    "declared_at",
+                    "gone_at",
+                    "planned_starts_at",
+                    "planned_ends_at",
+                    "created_at",
+                ),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScheduleSlot(models.Model):
+    """What became of one slot of a schedule; or of ``count`` slots, from ``slot`` to ``until``, that were
+    settled as one. ``late`` is seconds after the slot and its offset. The job is no foreign key: it may be
+    archived.
+    """
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    schedule = models.ForeignKey(
+        Schedule, models.CASCADE, related_name="slots", verbose_name=_("schedule"), db_index=False
+    )
+    slot = models.DateTimeField(_("slot"))
+    until = models.DateTimeField(_("until"), null=True, blank=True)
+    count = models.IntegerField(_("count"), default=1, db_default=1)
+    fate = models.CharField(_("fate"), max_length=10, choices=Fate)
+    job_id = models.BigIntegerField(_("job"), null=True, blank=True)
+    late = models.FloatField(_("seconds late"), null=True, blank=True)
+    reason = models.TextField(_("reason"), blank=True, default="", db_default="")
+    at = models.DateTimeField(_("at"), db_default=Now(), db_index=True)
+
+    class Meta:
+        verbose_name = _("slot")
+        verbose_name_plural = _("slots")
+        constraints = [
+            models.UniqueConstraint(fields=["schedule", "slot"], name="forgejobs_scheduleslot_once"),
+            models.CheckConstraint(name="forgejobs_scheduleslot_fate", condition=Q(fate__in=Fate.values)),
+            models.CheckConstraint(
+                name="forgejobs_scheduleslot_run",
+                condition=Q(count__gte=1) & _in_our_era("slot", "until", "at"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.slot:%Y-%m-%d %H:%M}Z ({self.fate})"
+
+
+class Announcement(models.Model):
+    """A name that somebody announces. ``since`` is the start of its unbroken announcements."""
+
     since = models.DateTimeField(_("since"), db_default=Now())
     seen_at = models.DateTimeField(_("seen at"), db_default=Now())
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class AnnouncedType(Announcement):
+    """A job type that some worker serves."""
+
+    type = models.CharField(_("type"), max_length=200, primary_key=True)
 
     objects = AnnouncedTypeManager()
 
@@ -186,8 +340,17 @@ class AnnouncedType(models.Model):
         verbose_name = _("announced type")
         verbose_name_plural = _("announced types")
 
-    def __str__(self) -> str:
-        return self.type
+
+class Liveness(Announcement):
+    """A kind of process of which at least one is alive: ``scheduler``."""
+
+    name = models.CharField(_("name"), max_length=40, primary_key=True)
+
+    objects = AnnouncementManager()
+
+    class Meta:
+        verbose_name = _("liveness")
+        verbose_name_plural = _("livenesses")
 
 
 class Tally(models.Model):

@@ -39,7 +39,7 @@ class Reason:
 
 def reasons(job_or_id: Job | int, *, db: str) -> list[Reason]:
     """Return why the job is where it is, most important first, as the database has it now."""
-    pk = intake.job_id(job_or_id)
+    pk = intake.row_id(job_or_id)
     claimable = {
         f"is_{name}": ExpressionWrapper(condition, BooleanField()) for name, condition in CLAIMABLE.items()
     }

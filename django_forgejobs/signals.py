@@ -1,7 +1,8 @@
 """What happened to a job, for whoever wants to know. Sent robustly: a receiver that raises is logged
 and changes nothing.
 
-``sender`` is the ``Job`` model, ``job`` the job as this process knows it. ``enqueued`` is sent when the
+``sender`` is the ``Job`` model, ``job`` the job as this process knows it; of a schedule's signals it is the
+``Schedule`` model. ``enqueued`` is sent when the
 caller's transaction has committed; the others when the database has the move.
 """
 
@@ -27,14 +28,20 @@ lost = Signal()  # job, attempted: the claim was gone before the move called `at
 cancelled = Signal()  # job, by
 requeued = Signal()  # job, by
 
+slot_fired = Signal()  # schedule, slot, job, late (seconds)
+slots_skipped = Signal()  # schedule, stretch (first, last, count), fate, reason
+slot_left = Signal()  # schedule, slot, reason, grace (seconds): to a scheduler that knows the type
+schedule_disabled = Signal()  # schedule, reason: it cannot be understood
+
 
 def send(signal: Signal, **facts: Any) -> None:
-    """Send ``signal`` about ``facts["job"]``; what a receiver raises is logged and goes no further."""
+    """Send ``signal`` about a schedule or a job; what a receiver raises is logged and goes no further."""
     if not signal.receivers:
         return
+    subject = facts.get("schedule") or facts["job"]
     try:
-        signal.send_robust(sender=type(facts["job"]), **facts)
+        signal.send_robust(sender=type(subject), **facts)
     except KeyboardInterrupt:
         raise
     except BaseException:  # send_robust() lets SystemExit and the like pass
-        logger.exception("A receiver of a signal about job %s failed.", facts["job"].pk)
+        logger.exception("A receiver of a signal about %s failed.", subject)

@@ -10,16 +10,17 @@ from collections import defaultdict
 from typing import Any
 
 from django_forgejobs import signals
+from django_forgejobs.slots import Fate
 
 _lock = threading.Lock()
 _counts: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
 
 
-def note(event: str, type_: str, *, waited: float = 0.0, ran: float = 0.0) -> None:
-    """Count one ``event`` of ``type_``, with the seconds that the job waited and ran."""
+def note(event: str, type_: str, *, times: int = 1, waited: float = 0.0, ran: float = 0.0) -> None:
+    """Count an ``event`` of ``type_``, with the seconds that the job waited and ran."""
     with _lock:
         counts = _counts[event, type_]
-        counts[0] += 1
+        counts[0] += times
         counts[1] += waited
         counts[2] += ran
 
@@ -56,6 +57,12 @@ def connect() -> None:
         ("lease_expired", signals.reclaimed),
     ):
         signal.connect(_receiver(event), weak=False, dispatch_uid=f"django_forgejobs.tally.{event}")
+    signals.slots_skipped.connect(_missed, dispatch_uid="django_forgejobs.tally.slot_missed")
+
+
+def _missed(*, schedule: Any, stretch: Any, fate: str, **_: Any) -> None:
+    if fate == Fate.MISSED:
+        note("slot_missed", schedule.job_type, times=stretch.count)
 
 
 def _receiver(event: str) -> Any:

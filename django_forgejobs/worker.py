@@ -20,7 +20,6 @@ from django_forgejobs import (
     between,
     conf,
     executor,
-    faults,
     intake,
     reaper,
     registry,
@@ -31,6 +30,7 @@ from django_forgejobs.context import JobContext
 from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.models import AnnouncedType, Job
+from django_forgejobs.outage import Outage
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import GIVE_BACK
 from django_forgejobs.threads import JobThreads, Running
@@ -41,8 +41,6 @@ logger = logging.getLogger("django_forgejobs")
 TALLY_INTERVAL = 60.0
 #: Seconds before a result is tried again whose row somebody has locked.
 LOCKED_AGAIN = 0.05
-#: Longest pause between tries to reach the database again.
-RECONNECT_AT_MOST = 15.0
 
 
 class Ended(enum.Enum):
@@ -112,8 +110,7 @@ class Worker:
         self._ticked_at = -float("inf")
         self._tallied_at = time.monotonic()
         self._turns = Turns(self.settings.SUSPECT_PATIENCE, self._suspects_wait)
-        self._failures = 0
-        self._retry_at = 0.0
+        self._outage = Outage(db)
         self._in_doubt = False
         self._keeper = LeaseKeeper(db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT)
         self._keeper.on_failure = self.wake
@@ -189,14 +186,14 @@ class Worker:
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
         self._check_timeouts()
-        if time.monotonic() >= self._retry_at:
+        if time.monotonic() >= self._outage.retry_at:
             self._ask_the_database()
         if not self._over():
             self._collect(self._pause())
 
     def _ask_the_database(self) -> None:
         try:
-            if self._failures:
+            if self._outage.failures:
                 self._put_off_reclaiming()
             self._tick()
             self._write()
@@ -204,14 +201,9 @@ class Worker:
                 self._settle_doubt(start=not self.stopping)
             self._claim()
         except DatabaseError as error:
-            if faults.is_again(error):
-                self._retry_at = time.monotonic() + random.uniform(0.01, 0.1)  # noqa: S311
-            elif faults.is_outage(error):
-                self._out_of_reach(error)
-            else:
-                raise
+            self._outage.met(error, meanwhile=f"{len(self._running)} jobs run on.")
         else:
-            self._back_in_reach()
+            self._outage.over()
 
     def _collect(self, timeout: float) -> None:
         for running, outcome in self._threads.collect(timeout):
@@ -234,9 +226,9 @@ class Worker:
         moments = [now + (0.1 if self.stopping else 1.0)]
         moments += [moment for r in self._running.values() if (moment := self._judged_at(r))]
         if self._unwritten:
-            moments.append(max(self._write_at, self._retry_at))
+            moments.append(max(self._write_at, self._outage.retry_at))
         if self._may_claim():
-            moments.append(max(now if self._look_again else self._next_poll(), self._retry_at))
+            moments.append(max(now if self._look_again else self._next_poll(), self._outage.retry_at))
         return min(moments) - now
 
     # --- claim -----------------------------------------------------------------------------------
@@ -406,26 +398,6 @@ class Worker:
             tally.flush(self.db)
         except DatabaseError:
             logger.debug("The last counts could not be written.", exc_info=True)
-
-    # --- outages ---------------------------------------------------------------------------------
-
-    def _out_of_reach(self, error: DatabaseError) -> None:
-        self._failures += 1
-        pause = min(0.1 * 2 ** min(self._failures, 10), RECONNECT_AT_MOST) * random.uniform(0.5, 1)  # noqa: S311
-        self._retry_at = time.monotonic() + pause
-        between.close(connections[self.db])
-        logger.warning(
-            "The database is out of reach (%s): try %d, next in %.1f s. %d jobs run on.",
-            " ".join(str(error).split()) or type(error).__name__,
-            self._failures,
-            pause,
-            len(self._running),
-        )
-
-    def _back_in_reach(self) -> None:
-        if self._failures:
-            logger.warning("The database is back after %d tries.", self._failures)
-            self._failures = 0
 
     def _put_off_reclaiming(self) -> None:
         """Give other workers, which come back too, one heartbeat before their leases are judged."""

@@ -15,17 +15,30 @@ PACKAGE = Path(__file__).resolve().parent.parent / "django_forgejobs"
 #: A module imports from its own floor and those below; a new module is given a floor here.
 FLOORS = [
     # Words and arithmetic, no database.
-    {"exceptions", "states", "conf", "backoff", "payloads", "faults", "failures"},
+    {
+        "exceptions",
+        "states",
+        "conf",
+        "backoff",
+        "cron",
+        "grid",
+        "wallclock",
+        "payloads",
+        "faults",
+        "failures",
+        "watchdog",
+    },
     # Declarations.
-    {"signals", "registry", "outcomes", "intake"},
+    {"signals", "registry", "outcomes", "intake", "schedules", "slots"},
     # The tables.
-    {"dialect", "fields", "predicates", "announcements", "sql", "lanes", "settlement", "managers", "models"},
+    {"dialect", "fields", "predicates", "announcements", "sql", "lanes", "settlement", "managers"}
+    | {"timetable", "models"},
     # One unit of work, no loop, no thread.
-    {"between", "context", "executor", "reaper", "archive", "tally", "measures"},
+    {"between", "context", "executor", "outage", "scheduler", "reaper", "archive", "tally", "measures"},
     # Processes.
-    {"lease", "threads", "turns", "worker", "foreground", "reload"},
+    {"lease", "threads", "turns", "worker", "ticker", "foreground", "reload"},
     # Doors: parse, call, print.
-    {"__init__", "queue", "apps", "checks", "logs", "reasons", "admin", "management"},
+    {"__init__", "queue", "apps", "checks", "jobs", "logs", "reasons", "admin", "management"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
@@ -202,7 +215,7 @@ django.setup()
 
 STARTED = """
 from django_forgejobs import registry
-assert registry.types() == ["people.greet"]
+assert set(registry.types()) == {"people.greet", "forgejobs.archive", "forgejobs.reclaim"}
 call_command("collectstatic", interactive=False, verbosity=0)
 if "default" in %(databases)s:
     call_command("check")

@@ -553,7 +553,7 @@ def test_a_name_that_cannot_be_stored_moves_nothing(by: Any, said: str) -> None:
 @pytest.mark.parametrize("wrong", ["5", None, True, 5.0, Job(type="unsaved"), ["x" * 10_000]])
 @pytest.mark.parametrize("ask", [cancel, requeue, get_job, explain])
 def test_what_is_no_job_is_refused_with_its_value(ask: Callable[[Any], Any], wrong: Any) -> None:
-    with pytest.raises(JobError, match=r"is neither a stored job nor the id of one, a whole number\.$"):
+    with pytest.raises(JobError, match=r"is neither a stored row nor the id of one, a whole number\.$"):
         ask(wrong)
 
 

@@ -694,7 +694,7 @@ def test_a_worker_in_an_outage_still_looks_at_stop_and_at_timeouts() -> None:
             context.on_stop = told.set
             weather.bad.set()
             wait_for(lambda: weather.cuts, message="the loop met no outage")
-            work.worker._failures = 10  # the next tries are some ten seconds apart
+            work.worker._outage.failures = 10  # the next tries are some ten seconds apart
             seen = weather.cuts
             wait_for(lambda: weather.cuts > seen)
             context.deadline = time.monotonic() + 0.1
@@ -706,7 +706,7 @@ def test_a_worker_in_an_outage_still_looks_at_stop_and_at_timeouts() -> None:
             assert told.wait(5), "the timeout was not told during the outage"
             wait_for(lambda: work.worker.stopping, timeout=3, message="stop was not looked at")
             weather.bad.clear()
-            work.worker._retry_at = 0.0
+            work.worker._outage.retry_at = 0.0
 
 
 @pytest.mark.postgres_only

@@ -19,7 +19,7 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """List the commands in the help."""
-        lines = [f"  {name:<9}{_load(name).help.partition('. ')[0]}" for name in COMMANDS]
+        lines = [f"  {name:<10} {_load(name).help.partition('. ')[0]}" for name in COMMANDS]
         kwargs |= {"epilog": "\n".join(["commands:", *lines]), "formatter_class": Help}
         return super().create_parser(prog_name, subcommand, **kwargs)
 

@@ -49,14 +49,15 @@ def _counts(snapshot: measures.Snapshot) -> list[str]:
 
 def _measures(snapshot: measures.Snapshot) -> list[str]:
     """Return a line for each of the measures."""
-    oldest = snapshot.oldest_ready_seconds
+    oldest, seen = snapshot.oldest_ready_seconds, snapshot.scheduler_seen_seconds
     lines = {
         "oldest ready job": "none" if oldest is None else f"{oldest:.1f} s",
         "running by type": _pairs(snapshot.running_by_type),
         "jobs by attempts": _pairs(snapshot.attempts),
         "lease expirations": f"{snapshot.lease_expirations_per_hour:g} per hour",
         "dead letters": str(snapshot.dead_letters),
-        "missed slots": str(snapshot.missed_slots),
+        "missed slots": f"{snapshot.missed_slots} in 24 hours",
+        "scheduler": "none has run" if seen is None else f"seen {seen:.0f} s ago",
     }
     return [f"{name:<18} {value}" for name, value in lines.items()]
 

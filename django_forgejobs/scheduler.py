@@ -1,0 +1,319 @@
+"""One tick: what is due by its schedule becomes jobs, each slot once. Holds no state: any number may tick,
+all may be killed.
+
+A schedule is settled in a transaction of its own, its row locked: job, slot and next slot are written
+together or not at all. A row that cannot be understood is disabled and stops no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error as DatabaseError
+from django.db import transaction
+
+from django_forgejobs import (
+    conf,
+    failures,
+    faults,
+    payloads,
+    registry,
+    schedules,
+    signals,
+    slots,
+    sql,
+    timetable,
+)
+from django_forgejobs.cron import Cron, offset
+from django_forgejobs.exceptions import JobError
+from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
+from django_forgejobs.schedules import Declared
+from django_forgejobs.slots import Decision, Fate, OnOverlap, Stretch
+from django_forgejobs.states import Status
+from django_forgejobs.timetable import Synced
+
+if TYPE_CHECKING:
+    from django.db.models import Expression
+    from django.dispatch import Signal
+
+logger = logging.getLogger("django_forgejobs")
+
+#: The name under which schedulers say that one of them is alive.
+ALIVE = "scheduler"
+
+#: Characters of a reason for disabling that are stored.
+REASON = 2000
+
+
+@dataclass
+class Tick:
+    """What a tick, or many, did: jobs ``fired``, slots ``missed`` and ``skipped``, schedules ``disabled``."""
+
+    fired: int = 0
+    missed: int = 0
+    skipped: int = 0
+    disabled: int = 0
+
+    def __iadd__(self, other: Tick) -> Tick:
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
+        return self
+
+
+def tick(db: str, *, clock: Expression | None = None, stop: Callable[[], bool] | None = None) -> Tick:
+    """Settle every schedule that is due; return what was done.
+
+    ``clock`` stands for the database's clock in a simulation. If the process dies, each schedule is
+    settled or as it was.
+    """
+    done = Tick()
+    due = Schedule.objects.using(db).due(clock).order_by("next_run_at", "pk")
+    for pk in list(due.values_list("pk", flat=True)):
+        if stop is not None and stop():
+            break
+        done += settle(pk, db, clock=clock)
+    return done
+
+
+def begin(db: str, declared: Mapping[str, Declared]) -> Synced:
+    """Make rows of the schedules that code declares; return what was done."""
+    synced = Schedule.objects.sync(declared, db=db)
+    for name in synced.refused:
+        logger.warning(
+            'The code declares a schedule "%s", but one of that name was made in the admin: that one counts. '
+            "Rename one of them.",
+            name,
+        )
+    return synced
+
+
+def announce(db: str, declared: Mapping[str, Declared]) -> None:
+    """Say that a scheduler is alive and what its code declares; mark what no code declares any more.
+
+    Not before schedulers have been announcing for the whole grace: after a time in which all were down,
+    silence says nothing about a schedule.
+    """
+    grace = conf.current().UNKNOWN_TYPE_GRACE
+    Liveness.objects.announce([ALIVE], grace=grace, db=db)
+    Schedule.objects.announce(declared, db=db)
+    if not Liveness.objects.lasting(grace=grace, db=db).filter(name=ALIVE).exists():
+        return
+    for name in Schedule.objects.mark_gone(grace=grace, db=db):
+        logger.warning(
+            'Schedule "%s" is gone from the code: no scheduler has declared it for %g s. It fires no more; '
+            "it can be deleted in the admin.",
+            name,
+            grace,
+        )
+
+
+def settle(pk: int, db: str, *, clock: Expression | None = None) -> Tick:
+    """Settle one schedule, unless another process has it or has done it; return what was done."""
+
+    def locked(work: Callable[[_Settling], None]) -> _Settling | None:
+        with transaction.atomic(using=db):
+            found = Schedule.objects.using(db).due(clock).filter(pk=pk)
+            schedule = found.select_for_update(skip_locked=True, no_key=True).first()
+            if schedule is None:
+                logger.debug("Schedule %s is with another scheduler, or it has done it.", pk)
+                return None
+            settling = _Settling(schedule, db)
+            work(settling)
+            return settling
+
+    try:
+        settling = sql.again(db, lambda: locked(_Settling.settle))
+    except JobError as error:
+        reason = str(error)
+    except DatabaseError as error:
+        if faults.is_again(error) or faults.is_outage(error):
+            raise
+        reason = f"The database refuses it: {failures.message(error)}"
+    except Exception as error:
+        logger.exception("Schedule %s met an error that nobody foresaw.", pk)
+        reason = f"It met an error that nobody foresaw: {failures.describe(error)}"
+    else:
+        return Tick() if settling is None else settling.tell()
+    # What had been written is rolled back; this is a transaction of its own.
+    settling = sql.again(db, lambda: locked(lambda one: one.disable(reason)))
+    return Tick() if settling is None else settling.tell()
+
+
+@dataclass
+class _Settling:
+    """A schedule, locked, and what is done to it. Whoever listens is told when that is committed."""
+
+    schedule: Schedule
+    db: str
+    done: Tick = field(default_factory=Tick)
+    told: list[tuple[Signal, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def now(self) -> datetime:
+        now: datetime = self.schedule.now  # type: ignore[attr-defined]
+        return now
+
+    def settle(self) -> None:
+        """Plan the schedule, if it is new or was changed; otherwise do what its due slots ask for."""
+        cron = schedules.check(self.schedule)
+        stepped_back = self._clock_stepped_back()
+        if stepped_back:
+            self._take_back(cron)
+        if stepped_back or not timetable.is_planned(self.schedule):
+            self._plan(cron)
+        else:
+            self._fire(cron)
+
+    def disable(self, reason: str) -> None:
+        """Stop a schedule that cannot be understood; a person mends it and resumes."""
+        reason = payloads.storable(reason, REASON)
+        self._write(enabled=False, disabled_reason=reason)
+        self.done.disabled = 1
+        self._tell(signals.schedule_disabled, reason=reason)
+
+    def tell(self) -> Tick:
+        """Send the signals; return what was done."""
+        for signal, facts in self.told:
+            signals.send(signal, schedule=self.schedule, **facts)
+        return self.done
+
+    # --- the next slot ---------------------------------------------------------------------------
+
+    def _plan(self, cron: Cron) -> None:
+        """Compute the next future slot. Nothing fires: whoever changed a schedule means from now on."""
+        one = self.schedule
+        since = self.now if one.last_slot is None else max(self.now, one.last_slot)
+        self._write(
+            next_run_at=slots.first(cron, since, one.starts_at, one.ends_at),
+            last_slot=one.last_slot,
+            disabled_reason="",
+            planned_cron=one.cron,
+            planned_timezone=one.timezone,
+            planned_starts_at=one.starts_at,
+            planned_ends_at=one.ends_at,
+        )
+
+    def _clock_stepped_back(self) -> bool:
+        last = self.schedule.last_slot
+        return last is not None and (last - self.now).total_seconds() > timetable.STEPPED_BACK
+
+    def _take_back(self, cron: Cron) -> None:
+        """Slots that a clock ahead of its time had settled come again. Those that fired stay fired; what was
+        only recorded of the others is taken back.
+        """
+        one, now = self.schedule, self.now
+        logger.warning(
+            'Schedule "%s" has settled its slots up to %s, but the database\'s clock says %s: it has stepped '
+            "back. Slots from now on fire when their time comes, but for those that have fired.",
+            one.name,
+            one.last_slot,
+            now,
+        )
+        recorded = ScheduleSlot.objects.using(self.db).filter(
+            schedule=one, fate__in=(Fate.MISSED, Fate.OVERLAP, Fate.UNKNOWN)
+        )
+        recorded.filter(slot__gt=now).delete()
+        one.last_slot = cron.latest(now)
+        for stretch in recorded.filter(until__gt=now):
+            recorded.filter(pk=stretch.pk).update(
+                until=one.last_slot, count=1 + cron.count(stretch.slot, now)
+            )
+
+    # --- due slots -------------------------------------------------------------------------------
+
+    def _fire(self, cron: Cron) -> None:
+        one = self.schedule
+        assert one.next_run_at is not None  # or it would not be due
+        decision = slots.decide(
+            cron,
+            due=one.next_run_at,
+            now=self.now,
+            last_slot=one.last_slot,
+            ends_at=one.ends_at,
+            on_missed=one.on_missed,
+            # The runs of a schedule that may not overlap would only get into each other's way.
+            at_most=1 if one.on_overlap == OnOverlap.SKIP else slots.ALL_AT_MOST,
+        )
+        due = decision.due
+        if due is None:
+            self._write(next_run_at=decision.next)
+        elif registry.get(one.job_type) is not None:
+            if decision.missed is not None:
+                self._record(decision.missed, Fate.MISSED, f"on_missed is {one.on_missed}")
+            self._fire_slots(decision)
+            self._write(next_run_at=decision.next, last_slot=due.last)
+        elif self._unknown(due):
+            self._write(next_run_at=decision.next, last_slot=due.last)
+
+    def _fire_slots(self, decision: Decision) -> None:
+        """Enqueue what is to fire, but for slots that have been settled before, as the ledger knows."""
+        ledger = ScheduleSlot.objects.using(self.db).filter(schedule=self.schedule)
+        settled = set(ledger.filter(slot__in=decision.fire).values_list("slot", flat=True))
+        fire = [slot for slot in decision.fire if slot not in settled]
+        if not fire:
+            return
+        if previous := self._previous_run():
+            for slot in fire:
+                self._record(Stretch(slot, slot, 1), Fate.OVERLAP, f"{previous} has not ended")
+            return
+        jobs = Schedule.objects.enqueue(self.schedule, fire)
+        shift = offset(self.schedule.name, self.schedule.spread)
+        for slot, job in zip(fire, jobs, strict=True):
+            late = max(0.0, (self.now - slot).total_seconds() - shift)
+            Schedule.objects.record(self.schedule, slot, Fate.FIRED, job=job, late=late)
+            self._tell(signals.slot_fired, slot=slot, job=job, late=late)
+        self._write(last_job_id=jobs[-1].pk)
+        self.done.fired += len(jobs)
+
+    def _previous_run(self) -> Job | None:
+        """Return the job that stands in the way of the next one. One that died stands there no longer than
+        its lease, and then as long as it is to be retried.
+        """
+        if self.schedule.on_overlap != OnOverlap.SKIP:
+            return None
+        alive = (Status.READY, Status.RUNNING)
+        jobs = Job.objects.using(self.db).filter(pk=self.schedule.last_job_id, status__in=alive)
+        previous: Job | None = jobs.defer("payload", "history").first()
+        return previous
+
+    def _unknown(self, due: Stretch) -> bool:
+        """Leave slots of a type that this process does not know to one that does; after a grace in which
+        there was none, record them as skipped. Return whether that is done.
+        """
+        one, grace = self.schedule, conf.current().UNKNOWN_TYPE_GRACE
+        reason = f'no scheduler that ran knows the job type "{one.job_type}"'
+        if (self.now - due.first).total_seconds() < grace:
+            self._tell(signals.slot_left, slot=due.first, reason=reason, grace=grace)
+            return False
+        self._record(due, Fate.UNKNOWN, reason)
+        return True
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def _record(self, stretch: Stretch, fate: Fate, reason: str) -> None:
+        """Record a stretch of slots that did not fire as one row, unless its first slot has one."""
+        until = None if stretch.count == 1 else stretch.last
+        row = ScheduleSlot(
+            schedule=self.schedule,
+            slot=stretch.first,
+            until=until,
+            count=stretch.count,
+            fate=fate,
+            reason=reason,
+        )
+        ScheduleSlot.objects.using(self.db).bulk_create([row], ignore_conflicts=True)
+        if fate is Fate.MISSED:
+            self.done.missed += stretch.count
+        else:
+            self.done.skipped += stretch.count
+        self._tell(signals.slots_skipped, stretch=stretch, fate=fate, reason=reason)
+
+    def _write(self, **values: Any) -> None:
+        Schedule.objects.using(self.db).filter(pk=self.schedule.pk).update(**values)
+
+    def _tell(self, signal: Signal, **facts: Any) -> None:
+        self.told.append((signal, facts))
