@@ -1,4 +1,4 @@
-"""Job rows in any state, each made by one INSERT on the database's clock.
+"""Job rows in any state, and schedules, each made by one INSERT on the database's clock.
 
 Every other test arranges with these.
 """
@@ -11,8 +11,9 @@ from django.db.models import Expression, Value
 from django.db.models.functions import Now
 
 from django_forgejobs.dialect import AfterSeconds
-from django_forgejobs.models import Job
+from django_forgejobs.models import Job, Schedule
 from django_forgejobs.states import ENDED, Status
+from django_forgejobs.timetable import PLANNED_FOR
 
 WORKER = "factory:1:00000000"
 
@@ -53,3 +54,23 @@ def make_job(*, db: str = DEFAULT_DB_ALIAS, lease: float = 900, **fields: Any) -
     job = Job.objects.using(db).create(**values | fields)
     job.refresh_from_db(using=db)
     return job
+
+
+def make_schedule(*, db: str = DEFAULT_DB_ALIAS, **fields: Any) -> Schedule:
+    """Insert one schedule and return it as the database has it.
+
+    `make_schedule()` is new: the next tick plans it. With `next_run_at` it is planned already, for what else
+    it is.
+    """
+    values: dict[str, Any] = {
+        "name": f"schedule {uuid.uuid4().hex[:8]}",
+        "job_type": "t.ok",
+        "cron": "* * * * *",
+        "timezone": "UTC",
+    }
+    values |= fields
+    if "next_run_at" in values:
+        values |= {f"planned_{name}": values.get(name) for name in PLANNED_FOR}
+    schedule = Schedule.objects.using(db).create(**values)
+    schedule.refresh_from_db(using=db)
+    return schedule
