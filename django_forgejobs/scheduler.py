@@ -163,10 +163,10 @@ class _Settling:
         stepped_back = self._clock_stepped_back()
         if stepped_back:
             self._take_back(cron)
-        if stepped_back or not timetable.is_planned(self.schedule):
-            self._plan(cron)
-        else:
+        if self.schedule.planned and not stepped_back:  # type: ignore[attr-defined]
             self._fire(cron)
+        else:
+            self._plan(cron)
 
     def disable(self, reason: str) -> None:
         """Stop a schedule that cannot be understood; a person mends it and resumes."""
@@ -191,10 +191,10 @@ class _Settling:
             next_run_at=slots.first(cron, since, one.starts_at, one.ends_at),
             last_slot=one.last_slot,
             disabled_reason="",
-            planned_cron=one.cron,
-            planned_timezone=one.timezone,
-            planned_starts_at=one.starts_at,
-            planned_ends_at=one.ends_at,
+            **{f"planned_{name}": getattr(one, name) for name in timetable.PLANNED_FOR},
+            # SQLite compares times as text: one that plain SQL wrote in another form is never equal.
+            starts_at=one.starts_at,
+            ends_at=one.ends_at,
         )
 
     def _clock_stepped_back(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.apps import apps
 from django.db import models, transaction
-from django.db.models import DateTimeField, Expression, F, Q, Value
+from django.db.models import Case, DateTimeField, Expression, F, Q, Value, When
 from django.db.models.functions import Cast, Now
 
 from django_forgejobs import cron, intake, schedules, sql
@@ -42,11 +42,6 @@ PLANNED_FOR = ("cron", "timezone", "starts_at", "ends_at")
 UNPLANNED = reduce(or_, map(_differs, PLANNED_FOR))
 
 
-def is_planned(schedule: Schedule) -> bool:
-    """Return whether ``next_run_at`` was computed for what the row says now."""
-    return all(getattr(schedule, name) == getattr(schedule, f"planned_{name}") for name in PLANNED_FOR)
-
-
 class ScheduleQuerySet(models.QuerySet["Schedule"]):
     """Schedules by what a tick has to do with them. ``now`` is the one clock: the database's, unless a
     simulation brings its own.
@@ -57,13 +52,15 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return self.filter(enabled=True, gone_at__isnull=True)
 
     def due(self, now: Expression | None = None) -> ScheduleQuerySet:
-        """Active ones that a tick has something to do with, each with the time as ``now``."""
+        """Active ones that a tick has something to do with, each with the time as ``now``, and ``planned``:
+        whether ``next_run_at`` was computed for what the row says now.
+        """
         now = Now() if now is None else now
         stepped_back = Q(last_slot__gt=AfterSeconds(Value(STEPPED_BACK), since=now))
         return (
             self.active()
             .filter(UNPLANNED | Q(next_run_at__lte=now) | stepped_back)
-            .annotate(now=Cast(now, DateTimeField()))
+            .annotate(now=Cast(now, DateTimeField()), planned=Case(When(UNPLANNED, False), default=True))
         )
 
 
