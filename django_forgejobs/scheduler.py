@@ -37,7 +37,7 @@ from django_forgejobs.states import Status
 from django_forgejobs.timetable import Synced
 
 if TYPE_CHECKING:
-    from django.db.models import Expression
+    from django.db.models.expressions import Combinable
     from django.dispatch import Signal
 
 logger = logging.getLogger("django_forgejobs")
@@ -64,7 +64,7 @@ class Tick:
         return self
 
 
-def tick(db: str, *, clock: Expression | None = None, stop: Callable[[], bool] | None = None) -> Tick:
+def tick(db: str, *, clock: Combinable | None = None, stop: Callable[[], bool] | None = None) -> Tick:
     """Settle every schedule that is due; return what was done.
 
     ``clock`` stands for the database's clock in a simulation. If the process dies, each schedule is
@@ -111,7 +111,7 @@ def announce(db: str, declared: Mapping[str, Declared]) -> None:
         )
 
 
-def settle(pk: int, db: str, *, clock: Expression | None = None) -> Tick:
+def settle(pk: int, db: str, *, clock: Combinable | None = None) -> Tick:
     """Settle one schedule, unless another process has it or has done it; return what was done."""
 
     def locked(work: Callable[[_Settling], None]) -> _Settling | None:

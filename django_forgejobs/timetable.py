@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.apps import apps
 from django.db import models, transaction
-from django.db.models import Case, DateTimeField, Expression, F, Q, Value, When
+from django.db.models import Case, DateTimeField, F, Q, Value, When
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Now
 
 from django_forgejobs import cron, intake, schedules, sql
@@ -51,7 +52,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Those that fire: neither paused nor gone from the code."""
         return self.filter(enabled=True, gone_at__isnull=True)
 
-    def due(self, now: Expression | None = None) -> ScheduleQuerySet:
+    def due(self, now: Combinable | None = None) -> ScheduleQuerySet:
         """Active ones that a tick has something to do with, each with the time as ``now``, and ``planned``:
         whether ``next_run_at`` was computed for what the row says now.
         """
