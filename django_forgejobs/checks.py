@@ -40,6 +40,9 @@ SQLITE_OPTIONS = {
 #: Connections of a worker beside those of its job threads: the loop's and the lease thread's.
 BESIDE_JOBS = 2
 
+#: What makes a schedule be planned anew when ``enabled`` was switched, whoever wrote it.
+TRIGGER = "forgejobs_schedule_switched"
+
 #: Our commands by their names in the umbrella, ``manage.py forgejobs NAME``.
 COMMANDS = {
     "worker": "runworker",
@@ -307,7 +310,12 @@ def _applied_migrations(alias: str) -> set[str]:
 
 def database_errors(alias: str) -> list[CheckMessage]:
     """Return what is wrong with a migrated database: version, journal, missing tables and indexes."""
-    return [*_version_errors(alias), *_sqlite_warnings(alias), *_missing_objects(alias)]
+    return [
+        *_version_errors(alias),
+        *_sqlite_warnings(alias),
+        *_missing_objects(alias),
+        *_missing_trigger(alias),
+    ]
 
 
 def _version_errors(alias: str) -> list[CheckMessage]:
@@ -371,6 +379,29 @@ def _missing_objects(alias: str) -> list[CheckMessage]:
             named += [("constraint", constraint.name) for constraint in options.constraints]
             found += [_missing(alias, kind, name) for kind, name in named if name not in has]
     return found
+
+
+def _missing_trigger(alias: str) -> list[CheckMessage]:
+    """Warn where nothing plans a resumed schedule anew: after a restore, or in tables without migrations."""
+    connection = connections[alias]
+    known = {
+        "postgresql": "SELECT 1 FROM pg_trigger WHERE tgname = %s",
+        "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name = %s",
+    }
+    if missing_migrations(alias):
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(known[connection.vendor], [TRIGGER])
+        if cursor.fetchone():
+            return []
+    return [
+        Warning(
+            f'Database "{alias}" has no trigger "{TRIGGER}": a schedule that is resumed would make up for '
+            "the slots of its pause.",
+            hint="Migration forgejobs.0001 creates it, in forget_what_was_planned_at_a_switch().",
+            id="forgejobs.W008",
+        )
+    ]
 
 
 def _missing(alias: str, kind: str, name: str) -> CheckMessage:

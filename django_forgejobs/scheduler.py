@@ -238,19 +238,18 @@ class _Settling:
             # The runs of a schedule that may not overlap would only get into each other's way.
             at_most=1 if one.on_overlap == OnOverlap.SKIP else slots.ALL_AT_MOST,
         )
-        due = decision.due
-        if due is None:
-            self._write(next_run_at=decision.next)
-        elif registry.get(one.job_type) is not None:
-            if decision.missed is not None:
-                self._record(decision.missed, Fate.MISSED, f"on_missed is {one.on_missed}")
-            self._fire_slots(decision)
-            self._write(next_run_at=decision.next, last_slot=due.last)
-        elif self._unknown(due):
-            self._write(next_run_at=decision.next, last_slot=due.last)
+        if (due := decision.due) is not None:
+            if registry.get(one.job_type) is not None:
+                self._fire_slots(decision)
+            elif not self._unknown(due):
+                return
+            one.last_slot = due.last
+        self._write(next_run_at=decision.next, last_slot=one.last_slot, last_job_id=one.last_job_id)
 
     def _fire_slots(self, decision: Decision) -> None:
         """Enqueue what is to fire, but for slots that have been settled before, as the ledger knows."""
+        if decision.missed is not None:
+            self._record(decision.missed, Fate.MISSED, f"on_missed is {self.schedule.on_missed}")
         ledger = ScheduleSlot.objects.using(self.db).filter(schedule=self.schedule)
         settled = set(ledger.filter(slot__in=decision.fire).values_list("slot", flat=True))
         fire = [slot for slot in decision.fire if slot not in settled]
@@ -266,7 +265,7 @@ class _Settling:
             late = max(0.0, (self.now - slot).total_seconds() - shift)
             Schedule.objects.record(self.schedule, slot, Fate.FIRED, job=job, late=late)
             self._tell(signals.slot_fired, slot=slot, job=job, late=late)
-        self._write(last_job_id=jobs[-1].pk)
+        self.schedule.last_job_id = jobs[-1].pk
         self.done.fired += len(jobs)
 
     def _previous_run(self) -> Job | None:

@@ -329,6 +329,26 @@ def test_a_migration_that_is_not_applied_is_named_once_the_app_is_installed() ->
         rename("0000_of_another_version", "0001_initial")
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_trigger_that_is_gone_is_named() -> None:
+    """Without it, a schedule that is resumed would make up for the slots of its pause."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [checks.TRIGGER])
+            dropped = "DROP TRIGGER forgejobs_schedule_switched"
+        else:
+            trigger = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = %s"
+            cursor.execute(trigger, [checks.TRIGGER])
+            dropped = "DROP TRIGGER forgejobs_schedule_switched ON forgejobs_schedule"
+        [definition] = cursor.fetchone()
+    execute(dropped)
+    try:
+        assert "forgejobs_schedule_switched" in found(database=True)["forgejobs.W008"].msg
+    finally:
+        execute(definition)
+    assert found(database=True) == {}
+
+
 @pytest.mark.postgres_only
 def test_the_first_migrate_of_a_new_site_is_not_complained_about(
     manage: Manage, own_server: Callable[..., EmbeddedServer]
