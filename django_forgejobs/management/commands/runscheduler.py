@@ -76,11 +76,11 @@ runworker --scheduler                 in a worker's process, for small sites
         if watch is not None and watch.changed and not self.stopping.signals:
             reload.restart()
 
-    def announce(self, ticker: Ticker, name: str, *, reloads: bool, **options: Any) -> None:
+    def announce(self, ticker: Ticker, scheduler: str, *, reloads: bool, **options: Any) -> None:
         """Say what was started, where, and how to stop it."""
         facts = {
             "version": django_forgejobs.__version__,
-            "scheduler": name,
+            "scheduler": scheduler,
             "database": describe_database(ticker.db),
             "declared": sorted(ticker.declared),
         }
@@ -96,7 +96,7 @@ runworker --scheduler                 in a worker's process, for small sites
         )
         self.say(
             f"django_forgejobs {facts['version']}, Django {django.__version__}, "
-            f"Python {platform.python_version()}, scheduler {name}\n"
+            f"Python {platform.python_version()}, scheduler {scheduler}\n"
             + "\n".join(f"  {what:<12} {value}" for what, value in lines if value),
             **options,
         )
