@@ -186,7 +186,7 @@ def refusing(pk: int, what: str = "NEW.status <> 'running'") -> Iterator[None]:
 
 
 class Gate:
-    """A trigger that holds up the UPDATEs of one application (PostgreSQL) until the gate is opened.
+    """A trigger that holds up what one application writes (PostgreSQL) until the gate is opened.
 
     A statement's trigger fires when its snapshot is taken and no row is locked yet; a row's when the row
     is locked and not yet changed: the two gaps in which somebody else can be quicker.
@@ -212,8 +212,10 @@ class Gate:
 
 
 @contextmanager
-def gate(application: str, *, per: str = "STATEMENT", when: str = "true") -> Iterator[Gate]:
-    """Close a gate for what `application` changes in the jobs' table; rows may be chosen by `when`."""
+def gate(
+    application: str, *, on: str = "UPDATE ON forgejobs_job", per: str = "STATEMENT", when: str = "true"
+) -> Iterator[Gate]:
+    """Close a gate for what `application` writes, to the jobs unless told; rows may be chosen by `when`."""
     with session("gatekeeper") as keeper, keeper.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(7)")
         cursor.execute(
@@ -221,7 +223,7 @@ def gate(application: str, *, per: str = "STATEMENT", when: str = "true") -> Ite
             IF current_setting('application_name') = '{application}' THEN
                 PERFORM pg_advisory_xact_lock_shared(7);
             END IF; RETURN NEW; END $$;
-            CREATE TRIGGER gate BEFORE UPDATE ON forgejobs_job FOR EACH {per} WHEN ({when})
+            CREATE TRIGGER gate BEFORE {on} FOR EACH {per} WHEN ({when})
             EXECUTE FUNCTION gate()"""
         )
         opened = Gate(cursor)
