@@ -114,9 +114,9 @@ def announce(db: str, declared: Mapping[str, Declared]) -> None:
 def settle(pk: int, db: str, *, clock: Combinable | None = None) -> Tick:
     """Settle one schedule, unless another process has it or has done it; return what was done."""
 
-    def locked(work: Callable[[_Settling], None]) -> _Settling | None:
+    def locked(work: Callable[[_Settling], None], *columns: str) -> _Settling | None:
         with transaction.atomic(using=db):
-            found = Schedule.objects.using(db).due(clock).filter(pk=pk)
+            found = Schedule.objects.using(db).due(clock).filter(pk=pk).only(*columns)
             schedule = found.select_for_update(skip_locked=True, no_key=True).first()
             if schedule is None:
                 logger.debug("Schedule %s is with another scheduler, or it has done it.", pk)
@@ -138,8 +138,9 @@ def settle(pk: int, db: str, *, clock: Combinable | None = None) -> Tick:
         reason = f"It met an error that nobody foresaw: {failures.describe(error)}"
     else:
         return Tick() if settling is None else settling.tell()
-    # What had been written is rolled back; this is a transaction of its own.
-    settling = sql.again(db, lambda: locked(lambda one: one.disable(reason)))
+    # What had been written is rolled back; this is a transaction of its own. It reads what cannot be wrong:
+    # SQLite keeps any text for a time.
+    settling = sql.again(db, lambda: locked(lambda one: one.disable(reason), "name", "job_type"))
     return Tick() if settling is None else settling.tell()
 
 

@@ -7,10 +7,11 @@ import pytest
 from django.core.management import call_command
 from django.db import DataError, IntegrityError, connection, transaction
 
-from django_forgejobs import enqueue, process_one
-from django_forgejobs.models import Job
+from django_forgejobs import enqueue, process_one, scheduler
+from django_forgejobs.models import Job, Schedule
+from django_forgejobs.slots import Fate
 from django_forgejobs.states import Status
-from tests.factories import make_job
+from tests.factories import make_job, make_schedule
 
 pytestmark = pytest.mark.django_db
 
@@ -132,3 +133,80 @@ def test_a_heartbeat_stays_in_its_page() -> None:
         assert cursor.fetchone() == (["fillfactor=80"],)
         cursor.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'forgejobs_job'")
         assert not [definition for (definition,) in cursor if "locked_until" in definition]
+
+
+# --- Schedules -----------------------------------------------------------------------------------
+
+
+def test_a_schedule_of_name_type_and_cron_alone_is_a_right_one() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO forgejobs_schedule (name, job_type, cron) VALUES ('by sql', 't', '0 9 * * *')"
+        )
+    by_sql = Schedule.objects.get()
+    by_orm = make_schedule(job_type="t", cron="0 9 * * *")
+    assert scheduler.tick("default").disabled == 0
+    for row in (by_sql, by_orm):
+        row.refresh_from_db()
+        assert row.next_run_at is not None
+    moments = {"id", "name", "created_at"}
+    for name in {one.attname for one in Schedule._meta.concrete_fields} - moments:
+        assert getattr(by_sql, name) == getattr(by_orm, name), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "name = ''",
+        "name = NULL",
+        "job_type = ''",
+        "cron = ''",
+        "timezone = ''",
+        "on_missed = 'never'",
+        "on_overlap = ''",
+        "source = 'git'",
+        "spread = -1",
+        "priority = 101",
+        "max_attempts = 0",
+        "next_run_at = '{ancient}'",
+        "starts_at = '{ancient}'",
+        "enabled = NULL",
+    ],
+)
+def test_an_impossible_schedule_is_refused_also_from_plain_sql(change: str) -> None:
+    schedule = make_schedule()
+    change = change.format(ancient="0001-01-01 00:00:00")
+    with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE forgejobs_schedule SET {change} WHERE id = %s", [schedule.pk])
+
+
+@pytest.mark.parametrize(
+    ("column", "longest"),
+    [("name", 200), ("job_type", 200), ("queue", 64), ("cron", 255), ("timezone", 64)],
+)
+def test_a_text_of_a_schedule_may_be_as_long_as_promised_and_no_longer(column: str, longest: int) -> None:
+    schedule = make_schedule()
+    update = f"UPDATE forgejobs_schedule SET {column} = %s WHERE id = %s"
+    with connection.cursor() as cursor:
+        cursor.execute(update, ["é" * longest, schedule.pk])
+        with pytest.raises((IntegrityError, DataError)), transaction.atomic():
+            cursor.execute(update, ["é" * (longest + 1), schedule.pk])
+
+
+def test_a_schedule_has_one_record_a_slot() -> None:
+    schedule = make_schedule()
+    Schedule.objects.record(schedule, schedule.created_at, Fate.FIRED)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Schedule.objects.record(schedule, schedule.created_at, Fate.SKIPPED)
+    Schedule.objects.record(make_schedule(), schedule.created_at, Fate.FIRED)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.parametrize("change", ["last_slot = '2026-13-45 00:00:00'", "spread = 'much'"])
+def test_a_schedule_that_cannot_even_be_read_is_disabled_and_stops_no_other(change: str) -> None:
+    bad, good = make_schedule(), make_schedule()
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE forgejobs_schedule SET {change} WHERE id = %s", [bad.pk])
+    assert scheduler.tick("default").disabled == 1
+    assert list(Schedule.objects.filter(enabled=True).values_list("pk", flat=True)) == [good.pk]
+    assert Schedule.objects.values_list("disabled_reason", flat=True).get(pk=bad.pk)
