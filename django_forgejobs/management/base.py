@@ -54,6 +54,12 @@ class Help(DjangoHelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
+def epilog(prog_name: str, examples: str) -> str:
+    """Return the end of a command's help: the examples, each after ``prog_name``, and the exit codes."""
+    lines = [f"  {prog_name} {line}" for line in examples.strip().splitlines()]
+    return "\n".join(["examples:", *lines, "", EXIT_CODES])
+
+
 class JobsCommand(BaseCommand):
     """A command on the queue's database. Subclasses have ``examples`` and ``work``."""
 
@@ -69,11 +75,7 @@ class JobsCommand(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Add the examples and the exit codes to the help."""
-        lines = [f"  {prog_name} {line}" for line in self.examples.strip().splitlines()]
-        kwargs |= {
-            "epilog": "\n".join(["examples:", *lines, "", EXIT_CODES]),
-            "formatter_class": Help,
-        }
+        kwargs |= {"epilog": epilog(prog_name, self.examples), "formatter_class": Help}
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
