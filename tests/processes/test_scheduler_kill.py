@@ -102,7 +102,7 @@ def is_settled(until: datetime) -> bool:
 
 
 def overdue() -> Schedule:
-    """Make a schedule with all that a tick can have to write: two slots missed, one of them to fire."""
+    """Make a schedule with all that a tick writes: one slot is missed, and one fires."""
     return make_schedule(next_run_at=START)
 
 
