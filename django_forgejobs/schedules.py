@@ -51,7 +51,7 @@ class Declared:
             self,
             timezone=self.timezone or settings.TIME_ZONE,
             payload={} if self.payload is None else self.payload,
-            spread=_whole_seconds(self.spread),
+            spread=_whole_seconds(self.name, self.spread),
         )
         check(named)
         return {one.name: getattr(named, one.name) for one in fields(named) if one.name != "enabled"}
@@ -149,11 +149,11 @@ def _check_times(schedule: Any) -> None:
         raise JobError(f"ends_at={schedule.ends_at} is before starts_at={schedule.starts_at}.")
 
 
-def _whole_seconds(spread: Any) -> int:
+def _whole_seconds(name: str, spread: Any) -> int:
     try:
         number = conf.seconds(spread)
     except ValueError as error:
-        raise JobError(f"spread={payloads.in_words(spread)}: {error}.") from None
+        raise JobError(f'Schedule "{name}": spread={payloads.in_words(spread)}: {error}.') from None
     return int(number)
 
 
