@@ -112,7 +112,17 @@ def _fields(expression: str) -> list[str]:
         )
     for index, text in enumerate(fields):
         _check_letters(expression, index, text)
-    return fields
+    return [",".join(_unrolled(index, part) for part in text.split(",")) for index, text in enumerate(fields)]
+
+
+def _unrolled(index: int, part: str) -> str:
+    """Return ``5`` for ``5-5``, and for ``5-5/2``: croniter takes a range of one for the whole circle."""
+    match = re.fullmatch(r"(\w+)-(\w+)(/0*[1-9]\d*)?", part)
+    if match is None:
+        return part
+    names = _NAMES.get(index, ())
+    low, high = (str(names.index(end) + (index == 3)) if end in names else end for end in match.groups()[:2])
+    return low if low == high or (index == 4 and (low, high) == ("7", "0")) else part
 
 
 def _check_letters(expression: str, index: int, text: str) -> None:
