@@ -8,6 +8,7 @@ from bisect import bisect_left
 from calendar import monthrange
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
+from functools import cached_property
 
 #: A 29 February on one weekday is up to 40 years from the next, since 2100 is no leap year.
 YEARS_BETWEEN = 40
@@ -34,9 +35,20 @@ class Grid:
         """Return the days of a month that match, in order."""
         if month not in self.months:
             return []
-        weekday, length = monthrange(year, month)
-        first = (weekday + 1) % 7  # Sunday is 0
-        return [day for day in range(1, length + 1) if self._matches(day, (first + day - 1) % 7, length)]
+        return self._days_by_month[monthrange(year, month)]
+
+    @cached_property
+    def _days_by_month(self) -> dict[tuple[int, int], list[int]]:
+        """The days that match in a month that begins on a weekday, from Monday, 0, and has a length: there
+        are only 28 such months, and a rare day is looked for in hundreds.
+        """
+        return {
+            (first, length): [
+                day for day in range(1, length + 1) if self._matches(day, (first + day) % 7, length)
+            ]
+            for first in range(7)
+            for length in range(28, 32)
+        }
 
     def _matches(self, day: int, weekday: int, length: int) -> bool:
         by_month = day in self.days or (self.last_day and day == length)
