@@ -241,16 +241,34 @@ class _Settling:
         )
         if (due := decision.due) is not None:
             if registry.get(one.job_type) is not None:
+                if decision.missed is not None:
+                    self._miss(cron, decision.missed)
                 self._fire_slots(decision)
             elif not self._unknown(due):
                 return
             one.last_slot = due.last
         self._write(next_run_at=decision.next, last_slot=one.last_slot, last_job_id=one.last_job_id)
 
+    def _miss(self, cron: Cron, missed: Stretch) -> None:
+        """Record slots as missed, but for those of them that were skipped by hand, or had fired when a clock
+        was ahead of its time.
+        """
+        settled = ScheduleSlot.objects.using(self.db).filter(
+            schedule=self.schedule,
+            fate__in=(Fate.FIRED, Fate.SKIPPED),
+            slot__range=(missed.first, missed.last),
+        )
+        first: datetime | None = missed.first
+        for one in [*settled.order_by("slot").values_list("slot", flat=True), None]:
+            last = missed.last if one is None else cron.latest(one - slots.MOMENT)
+            if first is not None and last is not None and first <= last:
+                stretch = Stretch(first, last, 1 + cron.count(first, last))
+                self._record(stretch, Fate.MISSED, f"on_missed is {self.schedule.on_missed}")
+            if one is not None:
+                first = cron.after(one)
+
     def _fire_slots(self, decision: Decision) -> None:
         """Enqueue what is to fire, but for slots that have been settled before, as the ledger knows."""
-        if decision.missed is not None:
-            self._record(decision.missed, Fate.MISSED, f"on_missed is {self.schedule.on_missed}")
         ledger = ScheduleSlot.objects.using(self.db).filter(schedule=self.schedule)
         settled = set(ledger.filter(slot__in=decision.fire).values_list("slot", flat=True))
         fire = [slot for slot in decision.fire if slot not in settled]

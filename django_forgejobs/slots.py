@@ -17,7 +17,8 @@ from django_forgejobs.cron import Cron
 #: How many missed slots ``all`` fires, the newest.
 ALL_AT_MOST = 100
 
-_MOMENT = timedelta(microseconds=1)
+#: Between an instant and the next.
+MOMENT = timedelta(microseconds=1)
 
 
 class OnMissed(TextChoices):
@@ -84,7 +85,7 @@ class Decision:
 def first(cron: Cron, now: datetime, starts_at: datetime | None, ends_at: datetime | None) -> datetime | None:
     """Return the first slot later than ``now`` within start and end, both included."""
     if starts_at is not None:
-        now = max(now, starts_at - _MOMENT)
+        now = max(now, starts_at - MOMENT)
     slot = cron.after(now)
     return None if slot is None or (ends_at is not None and slot > ends_at) else slot
 
@@ -138,4 +139,4 @@ def _before(cron: Cron, due: datetime, slot: datetime) -> datetime | None:
     """Return the slot before ``slot``, ``due`` at the earliest."""
     if slot <= due:
         return None
-    return max(due, cron.latest(slot - _MOMENT) or due)
+    return max(due, cron.latest(slot - MOMENT) or due)

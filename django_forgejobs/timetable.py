@@ -18,7 +18,7 @@ from django.db.models import Case, DateTimeField, F, Q, Value, When
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, Now
 
-from django_forgejobs import cron, intake, schedules, sql
+from django_forgejobs import cron, intake, schedules, slots, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.schedules import Declared
 from django_forgejobs.slots import Fate, Source
@@ -100,10 +100,15 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
             slot = row.next_run_at
             if slot is None or not row.enabled or row.gone_at is not None:
                 return None
-            following = schedules.check(row).after(slot)
-            if row.ends_at is not None and following is not None and following > row.ends_at:
-                following = None
+            found = schedules.check(row)
+            settled = row.slots.using(row._state.db)
+            # One that was skipped, and planned anew when its schedule was paused and resumed.
+            while slot is not None and settled.filter(slot=slot).exists():
+                slot = slots.first(found, slot, None, row.ends_at)
+            if slot is None:
+                return None
             self.record(row, slot, Fate.SKIPPED, reason=f"by {by}" if by else "")
+            following = slots.first(found, slot, None, row.ends_at)
             self.using(row._state.db).filter(pk=row.pk).update(next_run_at=following)
             return slot
 

@@ -323,7 +323,7 @@ def test_a_stale_copy_that_is_saved_makes_no_slot_fire_twice() -> None:
     tick(minute(1))
     schedule.save()
     assert row(schedule).next_run_at == NOON
-    assert tick(minute(1.5)) == Tick(missed=1)
+    assert tick(minute(1.5)) == Tick()
     assert Job.objects.count() == 2
     assert row(schedule).next_run_at == minute(2)
 
@@ -348,6 +348,26 @@ def test_a_skipped_slot_stays_skipped_when_the_schedule_is_planned_anew() -> Non
     assert row(schedule).next_run_at == NOON
     assert tick() == Tick()
     assert row(schedule).next_run_at == minute(30)
+
+
+def test_a_slot_that_was_skipped_and_planned_anew_is_skipped_once_and_missed_never() -> None:
+    schedule = make_schedule(cron="0 * * * *", next_run_at=NOON)
+    tick()
+    assert Schedule.objects.skip_next(schedule) == minute(60)
+    Schedule.objects.pause(schedule)
+    Schedule.objects.resume(schedule)
+    tick(minute(1))
+    assert row(schedule).next_run_at == minute(60)
+    assert Schedule.objects.skip_next(schedule) == minute(120)
+    Schedule.objects.update(next_run_at=minute(60))
+    assert tick(minute(310)) == Tick(fired=1, missed=2)
+    assert ledger() == [
+        (NOON, None, 1, "fired"),
+        (minute(60), None, 1, "skipped"),
+        (minute(120), None, 1, "skipped"),
+        (minute(180), minute(240), 2, "missed"),
+        (minute(300), None, 1, "fired"),
+    ]
 
 
 def test_nothing_is_skipped_where_nothing_is_planned() -> None:

@@ -124,3 +124,34 @@ def test_what_fired_and_what_did_not_is_every_slot_of_a_year_with_outages(on_mis
         assert recorded == list(zip(slots, fates, strict=True)), (seed, zone, cron)
         assert schedule.last_slot == slots[-1], (seed, zone, cron)
     assert Job.objects.count() == ScheduleSlot.objects.filter(fate="fired").count() > 0, seed
+
+
+# --- A clock that steps --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_missed", ["latest", "all", "skip"])
+def test_however_a_clock_steps_no_slot_fires_twice_and_the_ledger_has_each_once(on_missed: str) -> None:
+    """C055: ahead for a moment and back, at random, for some days."""
+    zone, cron = "Europe/Berlin", "0 * * * *"
+    slots = [at for at, shown in clock_of(zone) if shown.minute == 0]
+    schedule = make_schedule(cron=cron, timezone=zone, on_missed=on_missed)
+    seed = random.randrange(1_000_000)
+    chance = random.Random(seed)
+    now = start = FROM + 30 * DAY - timedelta(seconds=1)
+    tick(now)
+    while now < start + 5 * DAY:
+        now += timedelta(minutes=chance.choice([10, 20, 40, 300]))
+        tick(now)
+        if chance.random() < 0.1:
+            ahead = now + timedelta(hours=chance.uniform(0, 12))
+            before = Job.objects.count()
+            tick(ahead)
+            assert Job.objects.count() - before <= (100 if on_missed == "all" else 1), seed
+            tick(now)
+    covered: list[datetime] = []
+    for row in schedule.slots.filter(slot__lte=now).order_by("slot"):
+        stretch = [slot for slot in slots if row.slot <= slot <= (row.until or row.slot)]
+        assert len(stretch) == row.count, (seed, row)
+        covered += stretch
+    assert sorted(covered) == [slot for slot in slots if start < slot <= now], seed
+    assert Job.objects.count() == schedule.slots.filter(fate="fired").count() > 0, seed
