@@ -6,18 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
 from django.db.models import Q
-from django.http import Http404, HttpResponseRedirect
-from django.urls import path
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
 
 from django_forgejobs import queue
 from django_forgejobs.admin import display
-from django_forgejobs.admin.moves import BY_HAND, ByHand
+from django_forgejobs.admin.moves import BY_HAND, MOVES, ByHand
 from django_forgejobs.admin.rows import RowAdmin
 from django_forgejobs.admin.shown import JOBS, Rows, Shown, ended
 from django_forgejobs.exceptions import JobError
@@ -26,41 +20,34 @@ from django_forgejobs.states import DEAD_LETTERS
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-    from django.http import HttpRequest, HttpResponse
-    from django.urls import URLPattern
+    from django.http import HttpRequest
 
 
 class LiveAdmin(RowAdmin):
     """Rows of the queue's own table, which can be moved by hand."""
 
-    # --- moves by hand ---------------------------------------------------------------------------
+    moves = BY_HAND
 
     @admin.action(permissions=["operate"], description=BY_HAND["requeue"].of_selected)
     def requeue(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Requeue the selected jobs."""
-        self._move_selected(request, BY_HAND["requeue"], queryset)
+        self.move_selected(request, BY_HAND["requeue"], queryset)
 
     @admin.action(permissions=["operate"], description=BY_HAND["run_now"].of_selected)
     def run_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Make the selected jobs due now."""
-        self._move_selected(request, BY_HAND["run_now"], queryset)
+        self.move_selected(request, BY_HAND["run_now"], queryset)
 
     @admin.action(permissions=["operate"], description=BY_HAND["cancel"].of_selected)
     def cancel(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Cancel the selected jobs."""
-        self._move_selected(request, BY_HAND["cancel"], queryset)
+        self.move_selected(request, BY_HAND["cancel"], queryset)
 
-    def _move_selected(self, request: HttpRequest, words: ByHand, queryset: QuerySet[Any]) -> None:
-        # What was on the page, not all that matches: a request cannot move a million rows.
-        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)[: self.list_per_page]
-        # A row that has left the list since is no longer in the queryset, and counts as refused.
-        self._move(request, words, queryset.filter(pk__in=selected), len(selected))
-
-    def _move(self, request: HttpRequest, words: ByHand, jobs: Iterable[Any], asked: int) -> None:
+    def move(self, request: HttpRequest, words: ByHand, rows: Iterable[Any], asked: int) -> None:
         """Make the move with each job that can make it, and say how many did."""
         move: Callable[..., bool] = getattr(Job.objects, words.name)
         done = running = 0
-        for job in jobs:
+        for job in rows:
             try:
                 moved = move(job.pk, by=request.user.get_username())
             except JobError as error:  # its row is held; the next might be too, and each takes seconds
@@ -70,7 +57,7 @@ class LiveAdmin(RowAdmin):
                 done += 1
                 running += words.warns(job)
                 # As a job, also from the dead letters: there it is none any more.
-                after = Job(pk=job.pk, type=job.type, status=words.move.target)
+                after = Job(pk=job.pk, type=job.type, status=MOVES[words.name].target)
                 self.log_change(request, after, str(words.label))
         for count, text, level in (
             (done, words.done, messages.SUCCESS),
@@ -79,43 +66,6 @@ class LiveAdmin(RowAdmin):
         ):
             if count:
                 self.message_user(request, text % {"count": count}, level)
-
-    def get_urls(self) -> list[URLPattern]:
-        """Add one address for each move by hand."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        view = self.admin_site.admin_view(require_POST(self.move_view))
-        moves = [
-            path(f"<path:object_id>/{move}/", view, {"move": move}, name=f"{name}_{move}")
-            for move in self.actions
-        ]
-        return [*moves, *super().get_urls()]
-
-    def move_view(self, request: HttpRequest, object_id: str, move: str) -> HttpResponse:
-        """Make one move with one job, and go back to its page, or to the list if it has left that."""
-        if not self.has_operate_permission(request):
-            raise PermissionDenied
-        job = self.get_object(request, unquote(object_id))
-        if job is None:
-            raise Http404(f"There is no job {object_id}.")
-        self._move(request, BY_HAND[move], [job], 1)
-        if self.get_object(request, str(job.pk)) is not None:
-            return HttpResponseRedirect(self.address(request, "change", quote(job.pk)))
-        return HttpResponseRedirect(self.address(request, "changelist"))
-
-    def buttons(self, request: HttpRequest, job: Any) -> list[dict[str, Any]]:
-        """Return the moves that the job can make now."""
-        if not self.has_operate_permission(request):
-            return []
-        return [
-            {
-                "name": name,
-                "label": words.label,
-                "address": self.address(request, name, quote(job.pk)),
-                "warning": words.warning if words.warns(job) else "",
-            }
-            for name, words in BY_HAND.items()
-            if name in self.actions and words.offered(job)
-        ]
 
     def reasons(self, job: Any) -> list[str]:
         """Return what ``explain`` says."""

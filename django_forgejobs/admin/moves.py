@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,39 +12,44 @@ from django.utils.translation import ngettext_lazy
 from django_forgejobs.states import CANCEL, REQUEUE, RUN_NOW, Move, Status
 
 
+def _never(row: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class ByHand:
-    """One move. ``done``, ``refused`` and ``interrupted`` take a ``count``; the last, and ``warning``, tell
-    what it means for jobs that run.
+    """One move. ``name`` is that of the manager's method, of the action and in addresses; ``offers`` says
+    whether a button makes sense for a row. ``done``, ``refused`` and ``interrupted`` take a ``count``; the
+    last, and ``warning``, tell what it means for rows that ``warns`` says yes to.
     """
 
-    move: Move
+    name: str
     label: Any
     of_selected: Any
     done: Any
     refused: Any
+    offers: Callable[[Any], bool]
+    warns: Callable[[Any], bool] = _never
     warning: Any = ""
     interrupted: Any = ""
 
-    @property
-    def name(self) -> str:
-        """The name of the manager's method, of the action and in addresses."""
-        return self.move.name
 
-    def offered(self, job: Any) -> bool:
-        """Whether a button makes sense for ``job``."""
-        return bool(job.status in self.move.sources) and not (self.move is RUN_NOW and job.run_at <= job.now)
+def _running(job: Any) -> bool:
+    return bool(job.status == Status.RUNNING)
 
-    def warns(self, job: Any) -> bool:
-        """Whether the warning concerns ``job``."""
-        return bool(self.warning) and job.status == Status.RUNNING
 
+def _can(move: Move) -> Callable[[Any], bool]:
+    return lambda job: job.status in move.sources and not (move is RUN_NOW and job.run_at <= job.now)
+
+
+#: The moves that people make with jobs.
+MOVES = {move.name: move for move in (REQUEUE, RUN_NOW, CANCEL)}
 
 BY_HAND = {
     words.name: words
     for words in (
         ByHand(
-            REQUEUE,
+            REQUEUE.name,
             _("Requeue"),
             _("Requeue selected %(verbose_name_plural)s"),
             ngettext_lazy("%(count)d job was requeued.", "%(count)d jobs were requeued.", "count"),
@@ -52,9 +58,10 @@ BY_HAND = {
                 "%(count)d jobs were left as they are: only failed, dead and cancelled jobs can be requeued.",
                 "count",
             ),
+            _can(REQUEUE),
         ),
         ByHand(
-            RUN_NOW,
+            RUN_NOW.name,
             _("Run now"),
             _("Run selected %(verbose_name_plural)s now"),
             ngettext_lazy("%(count)d job is due now.", "%(count)d jobs are due now.", "count"),
@@ -63,9 +70,10 @@ BY_HAND = {
                 "%(count)d jobs were left as they are: only jobs that wait for a later time can be made due.",
                 "count",
             ),
+            _can(RUN_NOW),
         ),
         ByHand(
-            CANCEL,
+            CANCEL.name,
             _("Cancel"),
             _("Cancel selected %(verbose_name_plural)s"),
             ngettext_lazy("%(count)d job was cancelled.", "%(count)d jobs were cancelled.", "count"),
@@ -74,6 +82,8 @@ BY_HAND = {
                 "%(count)d jobs were left as they are: only jobs that wait or run can be cancelled.",
                 "count",
             ),
+            _can(CANCEL),
+            _running,
             _(
                 "It is running: its handler is told at its next heartbeat, what it has done stays done, "
                 "and its result will be refused."

@@ -8,7 +8,6 @@ from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
 from django.db.models import Q
 from django.db.models.functions import Now
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -17,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from django_forgejobs.admin import display
 from django_forgejobs.admin.changelist import CappedPaginator, JobChangeList
 from django_forgejobs.admin.filters import QueueFilter, StatusFilter, TypeFilter
+from django_forgejobs.admin.operated import OperatedAdmin
 from django_forgejobs.admin.shown import Rows, Shown, shown
 from django_forgejobs.models import Job
 from django_forgejobs.states import Status
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
-    _ModelAdmin = admin.ModelAdmin[Any]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
-
-class RowAdmin(_ModelAdmin):
+class RowAdmin(OperatedAdmin):
     """A list and a page for rows that nobody edits; their cost does not grow with the table."""
 
     states: tuple[Shown, ...] = tuple(Shown)
@@ -45,7 +41,6 @@ class RowAdmin(_ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
     paginator = CappedPaginator
     list_max_show_all = 0
-    actions: Any = ()
 
     change_list_template = "admin/forgejobs/rows.html"
     change_form_template = "admin/forgejobs/row.html"
@@ -78,10 +73,6 @@ class RowAdmin(_ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return False: ``archive_jobs`` removes jobs."""
         return False
-
-    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may make moves by hand: Django's permission to change."""
-        return super().has_change_permission(request, obj)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow the filters' own parameters alone: any other could scan the table."""
@@ -170,22 +161,6 @@ class RowAdmin(_ModelAdmin):
     def reasons(self, job: Any) -> list[str]:
         """Return why the job is where it is, as sentences."""
         return []
-
-    def buttons(self, request: HttpRequest, job: Any) -> list[dict[str, Any]]:
-        """Return the moves offered for ``job``, for the template."""
-        return []
-
-    def address(self, request: HttpRequest | None, view: str, *args: Any) -> str:
-        """Return the address of a view of this entry, which remembers the filters of the list."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{view}"
-        address: str = reverse(name, args=args, current_app=self.admin_site.name)
-        if request is None:
-            return address
-        if view == "changelist":
-            kept = request.GET.get("_changelist_filters")
-        else:
-            kept = self.get_preserved_filters(request)
-        return f"{address}?{kept}" if kept else address
 
     def _filtered(self, name: str, value: str) -> str:
         address = self.address(None, "changelist")
