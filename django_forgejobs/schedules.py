@@ -124,6 +124,7 @@ def _check(schedule: Any) -> Cron:
     registry.check(
         queue=schedule.queue or None, priority=schedule.priority, max_attempts=schedule.max_attempts
     )
+    payloads.check_whole("spread", schedule.spread, 0, 2**31 - 1)
     payloads.dumps(schedule.payload, max_bytes=conf.current().PAYLOAD_MAX_BYTES)
     for what, words in (("on_missed", OnMissed), ("on_overlap", OnOverlap)):
         if (value := getattr(schedule, what)) not in words.values:

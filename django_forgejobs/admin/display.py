@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -15,6 +15,8 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 NONE = "-"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Characters of one value that a page shows.
 LONGEST = 200_000
@@ -39,6 +41,16 @@ def span(earlier: datetime, later: datetime, *, depth: int = 1) -> str:
     if seconds < 60:
         return ngettext("%(count)d second", "%(count)d seconds", seconds) % {"count": seconds}
     return timesince(earlier, later, depth=depth)
+
+
+def in_words(seconds: float) -> str:
+    """Return a number of seconds in words: ``3 minutes``."""
+    return span(_EPOCH, _EPOCH + timedelta(seconds=seconds))
+
+
+def seconds_ago(seconds: float) -> str:
+    """Return ``3 minutes ago``."""
+    return gettext("%(span)s ago") % {"span": in_words(seconds)}
 
 
 def distance(instant: datetime, now: datetime) -> str:

@@ -98,3 +98,63 @@ BY_HAND = {
         ),
     )
 }
+
+
+#: The moves that people make with schedules.
+OF_SCHEDULES = {
+    words.name: words
+    for words in (
+        ByHand(
+            "run_now",
+            _("Run now"),
+            _("Run selected %(verbose_name_plural)s now"),
+            ngettext_lazy("%(count)d schedule was run.", "%(count)d schedules were run.", "count"),
+            ngettext_lazy("%(count)d schedule was not run.", "%(count)d schedules were not run.", "count"),
+            lambda schedule: True,
+        ),
+        ByHand(
+            "pause",
+            _("Pause"),
+            _("Pause selected %(verbose_name_plural)s"),
+            ngettext_lazy("%(count)d schedule was paused.", "%(count)d schedules were paused.", "count"),
+            ngettext_lazy(
+                "%(count)d schedule was left as it is: it is paused already.",
+                "%(count)d schedules were left as they are: they are paused already.",
+                "count",
+            ),
+            lambda schedule: schedule.enabled,
+        ),
+        ByHand(
+            "resume",
+            _("Resume"),
+            _("Resume selected %(verbose_name_plural)s"),
+            ngettext_lazy(
+                "%(count)d schedule was resumed: it fires from its next future slot.",
+                "%(count)d schedules were resumed: they fire from their next future slots.",
+                "count",
+            ),
+            ngettext_lazy(
+                "%(count)d schedule was left as it is: only paused ones can be resumed.",
+                "%(count)d schedules were left as they are: only paused ones can be resumed.",
+                "count",
+            ),
+            lambda schedule: not schedule.enabled,
+        ),
+        ByHand(
+            "skip_next",
+            _("Skip next"),
+            _("Skip the next slot of selected %(verbose_name_plural)s"),
+            ngettext_lazy(
+                "%(count)d schedule leaves out its next slot.",
+                "%(count)d schedules leave out their next slots.",
+                "count",
+            ),
+            ngettext_lazy(
+                "%(count)d schedule was left as it is: it has no next slot.",
+                "%(count)d schedules were left as they are: they have no next slot.",
+                "count",
+            ),
+            lambda schedule: schedule.enabled and schedule.next_run_at is not None,
+        ),
+    )
+}

@@ -1,0 +1,189 @@
+"""The form of a schedule. What a schedule must be is for ``schedules.check`` to say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from zoneinfo import available_timezones
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_forgejobs import conf, payloads, registry, schedules
+from django_forgejobs.admin import display
+from django_forgejobs.exceptions import JobError
+from django_forgejobs.models import Job, Schedule
+
+if TYPE_CHECKING:
+    _ModelForm = forms.ModelForm[Schedule]
+else:
+    _ModelForm = forms.ModelForm
+
+#: The id of the list of zones on the page.
+ZONES = "forgejobs-zones"
+
+
+class Typed(str):
+    """Text as somebody typed it, to tell it from a payload that is a text."""
+
+
+class PayloadField(forms.CharField):
+    """Any payload, as JSON. Not Django's field for JSON, which fails with what Python cannot read."""
+
+    def to_python(self, value: Any) -> Any:
+        """Return the payload; an empty text is ``{}``."""
+        if not value:
+            return {}
+        try:
+            found = json.loads(value)
+            payloads.dumps(found, max_bytes=conf.current().PAYLOAD_MAX_BYTES)
+        except json.JSONDecodeError as error:
+            raise ValidationError(gettext("This is no JSON: %(why)s.") % {"why": error}) from None
+        except (ValueError, RecursionError):  # a number of 5,000 digits, 100,000 brackets
+            raise ValidationError(gettext("This JSON cannot be read.")) from None
+        except JobError as error:
+            raise ValidationError(str(error)) from None
+        return found
+
+    def run_validators(self, value: Any) -> None:
+        """Leave the value alone: those of a text would not know what to do with it."""
+
+    def validate(self, value: Any) -> None:
+        """Accept what could be read."""
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        """Return what was typed."""
+        return Typed(data or "")
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return the text to show."""
+        return value if isinstance(value, Typed) else display.pretty(value)
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        """Return whether it is another payload, however it is written."""
+        try:
+            return bool(self.to_python(data) != initial)
+        except ValidationError:
+            return True
+
+
+class ScheduleForm(_ModelForm):
+    """Edits a schedule of the admin's. With ``_preview`` in its data it is never valid: nothing is saved."""
+
+    job_type = forms.ChoiceField(
+        label=_("Job type"), help_text=_("The types that this site's jobs.py register.")
+    )
+    payload = PayloadField(
+        label=_("Payload"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
+        help_text=_("JSON that each job is given."),
+    )
+
+    class Meta:
+        model = Schedule
+        fields = [
+            "name",
+            "job_type",
+            "payload",
+            "cron",
+            "timezone",
+            "enabled",
+            "starts_at",
+            "ends_at",
+            "spread",
+            "on_missed",
+            "on_overlap",
+            "queue",
+            "priority",
+            "max_attempts",
+        ]
+        help_texts = {
+            "name": _("Unique. H in the expression, and the spread, come from it."),
+            "cron": _(
+                "Minute, hour, day of month, month, day of week: 30 2 * * * is 02:30 each day, "
+                "*/15 8-18 * * mon-fri four times an hour at work. Or @hourly, @daily, @weekly, @monthly, "
+                "@yearly."
+            ),
+            "timezone": _("A zone of the tz database, such as Europe/Berlin."),
+            "enabled": _("A paused schedule that is enabled fires from its next future slot."),
+            "starts_at": _("No slot before it."),
+            "ends_at": _("No slot after it."),
+            "spread": _(
+                "Seconds, shorter than the time between two slots: each run starts so much later at the "
+                "most, always the same for this schedule, so that not all start at once."
+            ),
+            "on_missed": _("For slots that came while no scheduler ran: when a later one is due too."),
+            "on_overlap": _("While the previous run is still queued or running."),
+            "queue": _("Empty: the job type's."),
+            "priority": _("-100 to 100, larger is sooner. Empty: the job type's."),
+            "max_attempts": _("Empty: the job type's."),
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "cron" not in self.fields:  # all is read-only
+            return
+        known = registry.types()
+        choices = [(name, name) for name in known]
+        stored = self.instance.job_type
+        if stored and stored not in known:
+            unknown = gettext("%(type)s (not registered here)") % {"type": stored}
+            choices.insert(0, (stored, unknown))
+        self.fields["job_type"].choices = [("", "---------"), *choices]  # type: ignore[attr-defined]
+        zone = self.fields["timezone"]
+        zone.show_hidden_initial = False  # since its default is a function; a hidden field could be forged
+        zone.widget.attrs |= {"list": ZONES, "autocomplete": "off", "spellcheck": "false"}
+        self.fields["cron"].widget.attrs |= {"spellcheck": "false"}
+
+    def is_valid(self) -> bool:
+        """Return whether it may be saved."""
+        return super().is_valid() and not self.previews
+
+    @property
+    def previews(self) -> bool:
+        """Whether it was sent to see its runs."""
+        return "_preview" in self.data
+
+    @property
+    def candidate(self) -> Schedule | None:
+        """The schedule as it would be, when there is a preview to show; None while fields are missing."""
+        if not self.is_bound or "cron" not in self.fields:
+            return None
+        if not {"name", "cron", "timezone"} <= set(getattr(self, "cleaned_data", {})):
+            return None
+        return self._candidate()
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse what no scheduler could run, beside the field that is to blame."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        if not self.errors and "cron" in self.fields:
+            try:
+                schedules.check(self._candidate())
+            except JobError as error:
+                text = str(error).removeprefix(f'Schedule "{cleaned["name"]}": ')
+                blamed = re.match(r"\w+", text)
+                blamed_field = blamed[0] if blamed and blamed[0] in self.fields else None
+                self.add_error(blamed_field, text)
+        return cleaned
+
+    def validate_unique(self) -> None:
+        """Look for the name in the queue's database, wherever routers would look."""
+        name = self.cleaned_data.get("name")
+        others = (
+            Schedule.objects.using(Job.objects.alias(None)).filter(name=name).exclude(pk=self.instance.pk)
+        )
+        if name and others.exists():
+            self.add_error("name", gettext("There is a schedule of this name already."))
+
+    def _candidate(self) -> Schedule:
+        stored = {one.attname: getattr(self.instance, one.attname) for one in Schedule._meta.concrete_fields}
+        return Schedule(**stored | self.cleaned_data)
+
+
+def zones() -> list[str]:
+    """Return the names to choose from."""
+    return sorted(available_timezones())
