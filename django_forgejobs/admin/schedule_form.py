@@ -9,6 +9,7 @@ from zoneinfo import available_timezones
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -34,7 +35,7 @@ class PayloadField(forms.CharField):
     """Any payload, as JSON. Not Django's field for JSON, which fails with what Python cannot read."""
 
     def to_python(self, value: Any) -> Any:
-        """Return the payload; an empty text is ``{}``."""
+        """Return the payload; an empty text is ``{}``, and so is null, as in ``enqueue``."""
         if not value:
             return {}
         try:
@@ -46,7 +47,7 @@ class PayloadField(forms.CharField):
             raise ValidationError(gettext("This JSON cannot be read.")) from None
         except JobError as error:
             raise ValidationError(str(error)) from None
-        return found
+        return {} if found is None else found
 
     def run_validators(self, value: Any) -> None:
         """Leave the value alone: those of a text would not know what to do with it."""
@@ -79,6 +80,7 @@ class ScheduleForm(_ModelForm):
     payload = PayloadField(
         label=_("Payload"),
         required=False,
+        initial=dict,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 60, "spellcheck": "false"}),
         help_text=_("JSON that each job is given."),
     )
@@ -138,6 +140,18 @@ class ScheduleForm(_ModelForm):
         zone.show_hidden_initial = False  # since its default is a function; a hidden field could be forged
         zone.widget.attrs |= {"list": ZONES, "autocomplete": "off", "spellcheck": "false"}
         self.fields["cron"].widget.attrs |= {"spellcheck": "false"}
+        for name in ("starts_at", "ends_at"):
+            self._name_parts(self.fields[name])
+
+    def _name_parts(self, field: Any) -> None:
+        """Say in which zone a time is entered, and what its two inputs are: their labels are not theirs."""
+        field.help_text = (
+            f"{field.help_text} {gettext('In %(zone)s.') % {'zone': get_current_timezone_name()}}"
+        )
+        for widget, part in zip(
+            getattr(field.widget, "widgets", ()), (gettext("date"), gettext("time")), strict=False
+        ):
+            widget.attrs["aria-label"] = f"{field.label}, {part}"
 
     def is_valid(self) -> bool:
         """Return whether it may be saved."""

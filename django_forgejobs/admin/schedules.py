@@ -16,7 +16,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_forgejobs import measures, slots
+from django_forgejobs import measures, schedules, slots
 from django_forgejobs.admin import display
 from django_forgejobs.admin.moves import OF_SCHEDULES, ByHand
 from django_forgejobs.admin.operated import OperatedAdmin
@@ -45,6 +45,7 @@ class State(TextChoices):
 
     ACTIVE = "active", _("active")
     PAUSED = "paused", _("paused")
+    DISABLED = "disabled", _("disabled")
     GONE = "gone", _("gone from the code")
     NEW = "new", _("planned at the next tick")
     ENDED = "ended", _("ended")
@@ -55,10 +56,18 @@ def state(schedule: Any) -> State:
     if schedule.gone_at is not None:
         return State.GONE
     if not schedule.enabled:
-        return State.PAUSED
+        return State.PAUSED if _is_understood(schedule) else State.DISABLED
     if not schedule.planned:
         return State.NEW
     return State.ENDED if schedule.next_run_at is None else State.ACTIVE
+
+
+def _is_understood(schedule: Any) -> bool:
+    try:
+        schedules.check(schedule)
+    except JobError:
+        return False
+    return True
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -68,7 +77,7 @@ class StateFilter(admin.SimpleListFilter):
     parameter_name = "state"
     conditions: ClassVar[Any] = {
         State.ACTIVE.value: Q(enabled=True, gone_at__isnull=True),
-        State.PAUSED.value: Q(enabled=False),
+        State.PAUSED.value: Q(enabled=False, gone_at__isnull=True),
         State.GONE.value: Q(gone_at__isnull=False),
     }
 
@@ -90,7 +99,7 @@ class ScheduleAdmin(OperatedAdmin):
     form = ScheduleForm
     moves = OF_SCHEDULES
     actions: Any = ("run_now", "pause", "resume", "skip_next")
-    list_display: Any = ("name", "state", "job_type", "expression", "last_run", "next_run", "next_run_here")
+    list_display: Any = ("name", "state", "job_type", "expression", "last_run", "next_run")
     list_filter: ClassVar[Any] = (StateFilter, "source")
     list_per_page = 100
     search_fields = ("name", "job_type")
@@ -99,7 +108,7 @@ class ScheduleAdmin(OperatedAdmin):
     show_facets = admin.ShowFacets.NEVER
     change_list_template = "admin/forgejobs/schedules.html"
     change_form_template = "admin/forgejobs/schedule.html"
-    now_fields = ("state", "next_run", "next_run_here", "last_run")
+    now_fields = ("state", "next_run", "last_run")
     fieldsets: ClassVar[Any] = (
         (None, {"fields": ("name", "job_type", "payload")}),
         (_("When"), {"fields": ("cron", "timezone", "enabled", "starts_at", "ends_at", "spread")}),
@@ -256,16 +265,15 @@ class ScheduleAdmin(OperatedAdmin):
         slot = schedule.next_run_at
         if slot is None or state(schedule) is not State.ACTIVE:
             return None
-        away = display.distance(slot, schedule.now)
-        return format_html("{} ({})", self._in_zone(schedule, slot), away)
-
-    @admin.display(description=_("in your zone"), empty_value=display.NONE)
-    def next_run_here(self, schedule: Any) -> str | None:
-        """Return the next slot in the zone of whoever reads it."""
-        slot = schedule.next_run_at
-        if slot is None or state(schedule) is not State.ACTIVE:
-            return None
-        return timezone.localtime(slot).strftime(FORMAT)
+        there, here = self._in_zone(schedule, slot), timezone.localtime(slot).strftime(FORMAT)
+        yours = "" if here == there else gettext("yours: %(time)s") % {"time": here}
+        return format_html(
+            "<time datetime='{}'>{}</time> <span>{}</span> <span>{}</span>",
+            slot.isoformat(),
+            there,
+            display.distance(slot, schedule.now),
+            yours,
+        )
 
     # --- the page --------------------------------------------------------------------------------
 

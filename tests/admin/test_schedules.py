@@ -78,10 +78,18 @@ def test_the_list_tells_what_each_schedule_does_and_when_it_runs(boss: Client, s
     make_schedule(name="gone", source="code", gone_at=in_seconds(-3600))
     make_schedule(name="ended", next_run_at=None)
     found = text(boss.get(listing("schedule")))
-    assert "Thu 2099-01-01 09:00 JST (in " in found
-    assert "Thu 2099-01-01 05:30 IST" in found
+    assert "Thu 2099-01-01 09:00 JST</time> <span>in 7" in found
+    assert "yours: Thu 2099-01-01 05:30 IST" in found
     assert f'href="/admin/forgejobs/job/{Job.objects.get().pk}/change/"' in found
-    for words in ("planned at the next tick", "Paused by ada.", "gone from the code", ">ended<"):
+    make_schedule(name="broken", cron="61 * * * *", enabled=False)
+    found = text(boss.get(listing("schedule")))
+    for words in (
+        'forgejobs-disabled">disabled<',
+        "planned at the next tick",
+        "Paused by ada.",
+        "gone from the code",
+        ">ended<",
+    ):
         assert words in found
 
 
