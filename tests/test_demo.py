@@ -8,28 +8,39 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
 from django_forgejobs import enqueue
-from django_forgejobs.models import Job
+from django_forgejobs.models import Job, Schedule, ScheduleSlot
 from testproject import postgres
 from testproject.clocks.models import ClockChange, Run
 from testproject.clocks.zones import next_changes, read_table
 from testproject.demo import places, summary
 from testproject.demo.narrator import Narrator
+from testproject.demo.recurring import MINUTE, MINUTELY, TYPE, areas
 from testproject.demo.service import service
 from testproject.demo.story import MISSING_ZONE, Facts
+from tests.factories import make_job, make_schedule
 from tests.processes.harness import Process, Processes, current_database_url
 from tests.waiting import wait_for
 
 needs_embedded = pytest.mark.skipif(not postgres.is_available(), reason="no embedded PostgreSQL here")
-NOTHING_LOST = (
-    f"{len(read_table()) + 7} enqueued = {len(read_table()) + 3} done + 2 dead + 1 failed + 1 cancelled"
-)
+
+
+def assert_nothing_lost(output: str) -> None:
+    """Assert that it counts the jobs that we know of, and at least those of the schedules that we know of."""
+    wanted = r"Nothing is lost: (\d+) enqueued \+ (\d+) by schedules = (\d+) done \+ 2 dead \+ 1 failed"
+    found = re.search(wanted + r" \+ 1 cancelled\s+\+ 0\s+waiting\.", re.sub(r"\s+", " ", output))
+    assert found, output
+    enqueued, scheduled, done = map(int, found.groups())
+    assert (enqueued, done) == (len(read_table()) + 7, len(read_table()) + 3 + scheduled)
+    assert scheduled >= 2 + len(areas())
+    assert 'minutes of "upcoming, every minute" were due = ' in output
+    assert f"Each of {len(areas())} daily schedules fired once" in output
 
 
 @pytest.fixture
@@ -67,6 +78,7 @@ def alive(members: list[str]) -> list[str]:
 def wait_until_gone(members: list[str]) -> None:
     assert [member for member in members if "runworker" in member]
     assert [member for member in members if "runserver" in member]
+    assert [member for member in members if "runscheduler" in member]
     wait_for(lambda: not alive(members), timeout=20, message=lambda: f"still there: {alive(members)}")
 
 
@@ -78,7 +90,7 @@ def wait_until_gone(members: list[str]) -> None:
 def test_the_demo_on_an_embedded_server_loses_nothing(processes: Processes) -> None:
     process = demo(processes, "--once")
     assert process.wait(120) == 0, process.output
-    assert f"✓ Nothing is lost: {NOTHING_LOST} + 0 waiting." in process.output
+    assert_nothing_lost(process.output)
     assert "an embedded PostgreSQL" in process.output
     assert "Nothing was lost." in process.output
     assert "✗" not in process.output
@@ -88,7 +100,7 @@ def test_the_demo_on_an_embedded_server_loses_nothing(processes: Processes) -> N
 def test_the_demo_stays_up_with_its_admin_until_a_ctrl_c(processes: Processes) -> None:
     process = demo(processes, url="sqlite://", encoding="ascii")
     output = process.wait_for_output("Ctrl-C ends all of it.", 120)
-    assert f"ok Nothing is lost: {NOTHING_LOST} + 0 waiting." in output
+    assert_nothing_lost(output)
     assert "WRONG" not in output
     address = re.search(r"http://\S+/admin/", output)
     assert address is not None
@@ -191,7 +203,7 @@ def test_all_is_well_when_each_job_ran_once(facts: Facts) -> None:
 
 def test_a_row_that_is_missing_counts_as_lost(facts: Facts) -> None:
     Job.objects.filter(pk=facts.zones["Asia/Tokyo"]).delete()
-    assert any("Nothing is lost: 4 enqueued = 2 done" in text for text in wrong(facts))
+    assert any("Nothing is lost: 4 enqueued + 0 by schedules = 2 done" in text for text in wrong(facts))
 
 
 def test_a_job_that_still_waits_counts_as_lost(facts: Facts) -> None:
@@ -219,6 +231,62 @@ def test_a_second_run_is_wrong_unless_the_worker_died(facts: Facts) -> None:
     assert len(wrong(facts)) == 2
     Job.objects.filter(pk=pk).update(lease_expirations=1)
     assert wrong(facts) == []
+
+
+# Its schedules: the checks go red
+
+
+@pytest.fixture
+def scheduled(facts: Facts) -> Facts:
+    """Return them with an hour of minutes of which 60 were missed, a daily slot of each area, and a job by
+    hand: 13 jobs or so.
+    """
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    known = facts.recurring
+    known.since, known.this_minute, known.killed = now - 60 * MINUTE, now, [1]
+    minutely = make_schedule(name=MINUTELY, job_type=TYPE, last_slot=now)
+    minutely.slots.create(slot=known.since, until=now - MINUTE, count=60, fate="missed")
+    fire(minutely, now)
+    for area in areas():
+        daily = make_schedule(name=area, job_type=TYPE, cron="0 1 * * *", payload={"area": area})
+        fire(daily, now)
+    known.by_hand = fire(minutely, now + timedelta(seconds=1), "by_hand")
+    return facts
+
+
+def fire(schedule: Schedule, slot: datetime, fate: str = "fired") -> int:
+    job = make_job(type=TYPE, status="done", payload=schedule.payload)
+    schedule.slots.create(slot=slot, fate=fate, job_id=job.pk)
+    return job.pk
+
+
+def wrong_slots(facts: Facts) -> list[str]:
+    findings = summary.Findings(Narrator())
+    summary._each_slot_once(findings, facts.recurring, {job.pk: job for job in Job.objects.all()})
+    return findings.wrong
+
+
+def test_all_is_well_when_each_slot_is_settled_once(scheduled: Facts) -> None:
+    assert wrong_slots(scheduled) == []
+    assert wrong(scheduled) == []
+
+
+def test_a_slot_that_the_ledger_does_not_know_is_found(scheduled: Facts) -> None:
+    ScheduleSlot.objects.filter(fate="missed").update(count=59)
+    assert any("61 minutes" in text and "59 missed" in text for text in wrong_slots(scheduled))
+
+
+def test_a_schedule_that_did_not_fire_is_found(scheduled: Facts) -> None:
+    slot = ScheduleSlot.objects.get(schedule__name="Europe")
+    Job.objects.filter(pk=slot.job_id).delete()
+    slot.delete()
+    assert any("daily schedules" in text and "(Europe)" in text for text in wrong_slots(scheduled))
+
+
+def test_a_slot_that_fired_twice_is_found(scheduled: Facts) -> None:
+    make_job(type=TYPE, status="done", payload={"area": "Europe"})
+    assert len(wrong_slots(scheduled)) == 2
+    assert any("those of the schedules" in text for text in wrong(scheduled))
 
 
 # Its work

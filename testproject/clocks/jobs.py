@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfoNotFoundError
 from django.core.mail import EmailMessage
 from django.db.models.functions import Now
 
-from django_forgejobs import PermanentError, Snooze, job
+from django_forgejobs import PermanentError, Snooze, job, schedule
 from django_forgejobs.context import JobContext
 from testproject.clocks.models import ClockChange, Run
 from testproject.clocks.zones import Change, next_changes, read_table
@@ -93,6 +93,20 @@ def survey(payload: Any, context: JobContext) -> Any:
             seconds = time.monotonic() - began
             if seconds >= payload["seconds"]:
                 return {"years": year, "changes": changes, "seconds": round(seconds, 1)}
+
+
+@schedule("0 6 * * *", on_overlap="skip")
+@job("clocks.upcoming", queue="reports", max_attempts=3)
+@counted
+def upcoming(payload: Any, context: JobContext) -> Any:
+    """Report which clocks change next, of an area or of the world. It only reads, so twice does no harm."""
+    area, now = payload.get("area", ""), datetime.now(UTC)
+    first: dict[datetime, list[str]] = {}
+    for zone in read_table():
+        if zone.startswith(area):
+            for change in next_changes(zone, now, count=1, within=366 * 86400):
+                first.setdefault(change.at, []).append(zone)
+    return {"at": min(first).isoformat(), "zones": first[min(first)]} if first else None
 
 
 @job("clocks.crash", queue="risky")

@@ -11,6 +11,7 @@ from django.db import connections
 from testproject.demo import story
 from testproject.demo.narrator import Narrator
 from testproject.demo.processes import CHECKOUT, Children, DemoError, Stopped
+from testproject.demo.recurring import MINUTELY
 from testproject.demo.service import service
 from testproject.demo.site import USER, Site
 from testproject.demo.story import Facts
@@ -53,7 +54,8 @@ def _check_stop(findings: Findings, children: Children, supervisor: Supervisor) 
     seconds = time.monotonic() - began
     codes = [post.child.ended for post in supervisor.posts.values()]
     findings.check(
-        codes == [0] * len(codes), f"The workers left {seconds:.1f} s after TERM, with codes {codes}."
+        codes == [0] * len(codes),
+        f"Workers and schedulers left {seconds:.1f} s after TERM, with codes {codes}.",
     )
 
 
@@ -65,13 +67,14 @@ def _tell_addresses(narrator: Narrator, directory: Path, site: Site) -> None:
         "\nLook at: Dead letters → clocks.crash: its history names the three workers that it killed."
         "\n         Dead letters → clocks.fax: requeue it, and see it fail again."
         "\n         Clock changes → Europe/Paris: what its job has found."
+        f"\n         Schedules → {MINUTELY}: its slots, and a new one each minute."
         "\n\nCount it yourself, in another terminal:"
         f"\n  export DATABASE_URL='{os.environ['DATABASE_URL']}'"
         f"\n  .venv/bin/{manage} jobs_status"
         f"\n  grep -rh ^Message-ID {_short(directory)}/mail | sort | uniq -c"
-        f"\nThe logs of the workers are in {_short(directory)}."
+        f"\nThe logs of all processes are in {_short(directory)}."
     )
-    narrator.title("The workers go on. Ctrl-C ends all of it.")
+    narrator.title("Workers and schedulers go on. Ctrl-C ends all of it.")
 
 
 def _stay(narrator: Narrator, supervisor: Supervisor, watch: story.Watch, site: Site) -> None:

@@ -14,7 +14,9 @@ from django_forgejobs import cancel, conf, enqueue, enqueue_many, explain
 from django_forgejobs.models import Job
 from testproject.clocks.jobs import crash, crash_once, fax, publish, survey
 from testproject.clocks.zones import read_table
+from testproject.demo import recurring
 from testproject.demo.narrator import Narrator
+from testproject.demo.recurring import Recurring
 from testproject.demo.service import Service
 from testproject.demo.supervisor import Supervisor
 
@@ -35,6 +37,8 @@ class Facts:
     asked_twice: tuple[int, int] = (0, 0)
     in_hands: list[Job] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
+    recurring: Recurring = field(default_factory=Recurring)
+    until: int = 2**63 - 1  # the last job that is counted: schedules go on
 
     @property
     def enqueued(self) -> set[int]:
@@ -92,12 +96,12 @@ def enqueue_all(narrator: Narrator, facts: Facts) -> None:
 def start_workers(narrator: Narrator, supervisor: Supervisor) -> None:
     """Start three real worker processes, for three queues."""
     lease = conf.current().LEASE
-    supervisor.fill("zones", "--queues", "default", "--concurrency", "8")
-    supervisor.fill("slow", "--queues", "slow")
-    supervisor.fill("risky", "--queues", "risky")
+    supervisor.fill("zones", "runworker", "--queues", "default", "--concurrency", "8")
+    supervisor.fill("slow", "runworker", "--queues", "slow,reports", "--concurrency", "2")
+    supervisor.fill("risky", "runworker", "--queues", "risky")
     narrator.say("Three workers start. Whoever dies is started again, as systemd would do:")
     for post in supervisor.posts.values():
-        narrator.show(f"manage.py {post.child.command:<52} pid {post.child.pid}")
+        narrator.show(f"manage.py {post.child.command:<54} pid {post.child.pid}")
     narrator.show(
         f"(a lease is {lease:g} s here, so that recovery can be watched; the default is 15 minutes)"
     )
@@ -107,7 +111,9 @@ def run_all(narrator: Narrator, facts: Facts, supervisor: Supervisor, watch: Wat
     """Wait until every job has ended; in the middle of the zones, kill their worker."""
     facts.killed = supervisor.killed
     deadline = time.monotonic() + PATIENCE
-    while Job.objects.filter(status__in=["ready", "running"]).exists():
+    steps = recurring.story(narrator, facts.recurring, supervisor)
+    while not _all_ended(facts):
+        next(steps, None)
         if not facts.in_hands:
             _kill(narrator, facts, supervisor)
         supervisor.tend()
@@ -118,6 +124,13 @@ def run_all(narrator: Narrator, facts: Facts, supervisor: Supervisor, watch: Wat
         time.sleep(0.05)
     watch.look()
     narrator.say("Every job has ended.")
+
+
+def _all_ended(facts: Facts) -> bool:
+    """Whether the schedules' story is told, and no job waits of those that there are by now."""
+    facts.until = Job.objects.order_by("-pk").values_list("pk", flat=True)[0]
+    alive = Job.objects.filter(pk__lte=facts.until, status__in=["ready", "running"])
+    return facts.recurring.ended and not alive.exists()
 
 
 def _kill(narrator: Narrator, facts: Facts, supervisor: Supervisor) -> None:

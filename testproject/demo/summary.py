@@ -7,13 +7,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from django.db.models import Count
+from django.db.models import Count, Sum
 
 from django_forgejobs import conf
-from django_forgejobs.models import Job
+from django_forgejobs.models import Job, Schedule, ScheduleSlot
 from django_forgejobs.states import Status
 from testproject.clocks.models import ClockChange, Run
+from testproject.demo import recurring
 from testproject.demo.narrator import Narrator
+from testproject.demo.recurring import MINUTE, MINUTELY, TYPE, Recurring
 from testproject.demo.story import MISSING_ZONE, Facts
 
 ENDS = [Status.DONE, Status.DEAD, Status.FAILED, Status.CANCELLED]
@@ -35,7 +37,7 @@ class Findings:
 
 def summarise(narrator: Narrator, facts: Facts) -> Findings:
     """Print the table and the checks."""
-    jobs = {job.pk: job for job in Job.objects.all()}
+    jobs = {job.pk: job for job in Job.objects.filter(pk__lte=facts.until)}
     runs = Counter(dict(Run.objects.values_list("job_id").annotate(Count("pk")).order_by()))
     narrator.title("Summary")
     _table(narrator, jobs, runs)
@@ -43,6 +45,7 @@ def summarise(narrator: Narrator, facts: Facts) -> Findings:
     findings = Findings(narrator)
     _nothing_lost(findings, facts, jobs)
     _nothing_doubled(findings, facts, jobs, runs)
+    _each_slot_once(findings, facts.recurring, jobs)
     _each_kind(findings, facts, jobs, runs)
     return findings
 
@@ -68,13 +71,16 @@ def _nothing_lost(findings: Findings, facts: Facts, jobs: dict[int, Job]) -> Non
     waiting = count["ready"] + count["running"]
     parts = " + ".join(f"{count[status]} {status.value}" for status in ENDS)
     total = sum(count[status] for status in ENDS)
+    scheduled = set(recurring.scheduled(facts.until))
     findings.check(
-        len(facts.enqueued) == total and not waiting,
-        f"Nothing is lost: {len(facts.enqueued)} enqueued = {parts} + {waiting} waiting.",
+        len(facts.enqueued) + len(scheduled) == total and not waiting,
+        f"Nothing is lost: {len(facts.enqueued)} enqueued + {len(scheduled)} by schedules = {parts}"
+        f" + {waiting} waiting.",
     )
     findings.check(
-        set(jobs) == facts.enqueued and not facts.left_by_rollback,
-        "The rows are those that enqueue returned; the job of the rolled-back transaction is not there.",
+        set(jobs) == facts.enqueued | scheduled and not facts.left_by_rollback,
+        "The rows are those that enqueue returned, and those of the schedules; the job of the rolled-back"
+        " transaction is not there.",
     )
     first, second = facts.asked_twice
     findings.check(first == second, f"Two enqueues with one idempotency key gave one job ({first}).")
@@ -111,6 +117,39 @@ def _nothing_doubled(findings: Findings, facts: Facts, jobs: dict[int, Job], run
             f"({len(spared)} leases ran out although their worker lived: this machine was too busy to renew"
             f" them within {conf.current().LEASE:g} s.)"
         )
+
+
+def _each_slot_once(findings: Findings, known: Recurring, jobs: dict[int, Job]) -> None:
+    """Compare what should have fired, by the clock, with the ledger and with the jobs."""
+    minutely = Schedule.objects.get(name=MINUTELY)  # first: slots that come later do not count
+    assert known.since is not None
+    assert known.this_minute is not None
+    assert minutely.last_slot is not None
+    due = (minutely.last_slot - known.since) // MINUTE + 1
+    slots = ScheduleSlot.objects.filter(schedule=minutely, slot__lte=minutely.last_slot)
+    counts = dict(slots.order_by("fate").values_list("fate").annotate(Sum("count")))
+    rows = slots.filter(fate="missed").count()
+    findings.check(
+        bool(counts.get("fired")) and set(counts) <= {"fired", "missed"} and due == sum(counts.values()),
+        f'Slots: {due} minutes of "{MINUTELY}" were due = {counts.get("fired", 0)} fired +'
+        f" {counts.get('missed', 0)} missed (in {rows} row{'' if rows == 1 else 's'} of the ledger).",
+    )
+    made = Counter(job.payload["area"] for job in jobs.values() if "area" in job.payload)
+    daily = ScheduleSlot.objects.filter(schedule__payload__has_key="area", fate="fired")
+    fired = Counter(daily.filter(slot=known.this_minute).values_list("schedule__payload__area", flat=True))
+    once = Counter(recurring.areas())
+    wrong = sorted(area for area in once | made | fired if not made[area] == fired[area] == once[area])
+    findings.check(
+        not wrong and bool(known.killed),
+        f"Each of {len(once)} daily schedules fired once, although a scheduler was killed:"
+        f" {made.total()} jobs{_listed(wrong)}.",
+    )
+    fates = recurring.scheduled(max(jobs, default=0))
+    found = {pk for pk, job in jobs.items() if job.type == TYPE}
+    findings.check(
+        found == set(fates) and fates.get(known.by_hand or 0) == "by_hand",
+        f"The ledger names {len(fates)} jobs, 1 of them run by hand, and there are no others of {TYPE}.",
+    )
 
 
 def _each_kind(findings: Findings, facts: Facts, jobs: dict[int, Job], runs: Counter[int]) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are started again when they die, as systemd does with `Restart=always`."""
+"""Workers and schedulers that are started again when they die, as systemd does with `Restart=always`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testproject.demo.processes import Child, Children, DemoError
 
 @dataclass
 class Post:
-    """A place that is always filled by a worker."""
+    """A place that is always filled: by a worker, or by a scheduler."""
 
     name: str
     arguments: tuple[str, ...]
@@ -21,7 +21,7 @@ class Post:
 
 
 class Supervisor:
-    """Fills the posts and remembers the pids of the workers that were killed."""
+    """Fills the posts and remembers the pids of the processes that were killed."""
 
     def __init__(self, children: Children, narrator: Narrator) -> None:
         self.children, self.narrator = children, narrator
@@ -29,8 +29,8 @@ class Supervisor:
         self.killed: list[int] = []
 
     def fill(self, name: str, *arguments: str) -> None:
-        """Start `manage.py runworker ARGUMENTS` and keep one running."""
-        child = self.children.manage("runworker", *arguments, name=name)
+        """Start `manage.py ARGUMENTS` and keep one running."""
+        child = self.children.manage(*arguments, name=name)
         self.posts[name] = Post(name, arguments, child)
 
     def tend(self) -> None:
@@ -43,12 +43,21 @@ class Supervisor:
                 text = f"`manage.py {post.child.command}` ended with code {code}."
                 raise DemoError(f"{text} The end of its log:\n{_tail(post.child)}")
             pid = post.child.pid
-            held = " and ".join(f"{job.type} (job {job.pk})" for job in held_by(pid)) or "nothing"
+            held = " and ".join(f"{job.type} (job {job.pk})" for job in held_by(pid))
             self._replace(post)
             self.narrator.say(
-                f"Worker {post.name}, pid {pid}, was killed while it ran {held}:"
+                f"Process {post.name}, pid {pid}, was killed{f' while it ran {held}' if held else ''}:"
                 f" started again, pid {post.child.pid}."
             )
+
+    def kill(self, name: str) -> int:
+        """Kill a process, whatever it is at, and replace it; return its pid."""
+        post = self.posts[name]
+        pid = post.child.pid
+        post.child.signal(signal.SIGKILL)
+        post.child.popen.wait()
+        self._replace(post)
+        return pid
 
     def kill_if_busy(self, name: str) -> list[Job]:
         """Kill a worker if it runs jobs just now, and replace it; return those jobs.
@@ -68,7 +77,7 @@ class Supervisor:
 
     def _replace(self, post: Post) -> None:
         self.killed.append(post.child.pid)
-        post.child = self.children.manage("runworker", *post.arguments, name=post.name)
+        post.child = self.children.manage(*post.arguments, name=post.name)
 
 
 def held_by(pid: int) -> list[Job]:

@@ -128,7 +128,7 @@ def test_once_does_what_is_due_and_exits_0(start: Start) -> None:
 def test_schedules_of_the_settings_become_rows_and_fire(start: Start) -> None:
     process = start(forgejobs={"SCHEDULES": {"report": REPORT}})
     wait_for(lambda: Schedule.objects.filter(name="report", next_run_at__isnull=False).exists())
-    assert "3 declared in code" in process.output  # with two of our own
+    assert "4 declared in code" in process.output  # with two of our own and one of the demo's
     assert not Job.objects.exists()
     Schedule.objects.filter(name="report").update(next_run_at=in_seconds(-1))
     wait_for(Job.objects.exists, message=lambda: process.output)
@@ -216,7 +216,7 @@ def test_json_lines_are_all_that_a_scheduler_prints_with_log_format_json(start: 
     assert events == ["scheduler_started", "slot_fired", "scheduler_ended"]
     begun, fired, ended = (line for line in lines if "event" in line)
     assert begun["scheduler"].startswith(f"web:{process.pid}:")
-    assert begun["declared"] == ["forgejobs.archive", "forgejobs.reclaim"]
+    assert begun["declared"] == ["clocks.upcoming", "forgejobs.archive", "forgejobs.reclaim"]
     asked = ("level", "schedule", "type", "job_id")
     assert [fired[key] for key in asked] == ["INFO", schedule.name, "t.ok", Job.objects.get().pk]
     assert (ended["fired"], ended["missed"]) == (1, 0)
