@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import flatten_fieldsets
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.enums import TextChoices
 from django.urls import NoReverseMatch, reverse
@@ -99,7 +98,7 @@ class ScheduleAdmin(OperatedAdmin):
     form = ScheduleForm
     moves = OF_SCHEDULES
     actions: Any = ("run_now", "pause", "resume", "skip_next")
-    list_display: Any = ("name", "state", "job_type", "expression", "last_run", "next_run")
+    list_display: Any = ("name", "state", "next_run", "last_run", "expression", "job_type")
     list_filter: ClassVar[Any] = (StateFilter, "source")
     list_per_page = 100
     search_fields = ("name", "job_type")
@@ -193,10 +192,13 @@ class ScheduleAdmin(OperatedAdmin):
         declared = obj is not None and obj.source == Source.CODE and obj.gone_at is None
         return not declared and super().has_delete_permission(request, obj)
 
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse to edit what the code would set back."""
+        of_code = obj is not None and obj.source == Source.CODE
+        return not of_code and super().has_change_permission(request, obj)
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return what is no field of the form; all of it, for a schedule of the code."""
-        if obj is not None and obj.source == Source.CODE:
-            return flatten_fieldsets(self.get_fieldsets(request, obj))
+        """Return what is no field of the form."""
         return self.now_fields
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -251,20 +253,20 @@ class ScheduleAdmin(OperatedAdmin):
         """Return the expression and its zone."""
         return format_html("<code>{}</code> {}", schedule.cron, schedule.timezone)
 
-    @admin.display(description=_("last run"), empty_value=display.NONE)
-    def last_run(self, schedule: Any) -> str | None:
+    @admin.display(description=_("last run"))
+    def last_run(self, schedule: Any) -> str:
         """Return how long ago it ran, which leads to the job."""
         if schedule.last_run_slot is None:
-            return None
+            return display.NONE
         ago = display.moment(schedule.last_run_slot, display.distance(schedule.last_run_slot, schedule.now))
         return ago if schedule.last_job_id is None else self._job(schedule.last_job_id, ago)
 
-    @admin.display(description=_("next run"), ordering="next_run_at", empty_value=display.NONE)
-    def next_run(self, schedule: Any) -> str | None:
+    @admin.display(description=_("next run"), ordering="next_run_at")
+    def next_run(self, schedule: Any) -> str:
         """Return the next slot in the schedule's zone, and how far away it is."""
         slot = schedule.next_run_at
         if slot is None or state(schedule) is not State.ACTIVE:
-            return None
+            return display.NONE
         there, here = self._in_zone(schedule, slot), timezone.localtime(slot).strftime(FORMAT)
         yours = "" if here == there else gettext("yours: %(time)s") % {"time": here}
         return format_html(
@@ -303,7 +305,7 @@ class ScheduleAdmin(OperatedAdmin):
             "zones_id": ZONES,
             "buttons": [] if obj is None else self.buttons(request, obj),
             "of_code": obj is not None and obj.source == Source.CODE,
-            "shows_form": obj is None or obj.source != Source.CODE,
+            "edits": "cron" in form.fields,
             "ledger": [] if obj is None else list(self._ledger(obj)),
             "ledger_most": SLOTS,
         }
