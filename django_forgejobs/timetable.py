@@ -53,15 +53,19 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return self.filter(enabled=True, gone_at__isnull=True)
 
     def due(self, now: Combinable | None = None) -> ScheduleQuerySet:
-        """Active ones that a tick has something to do with, each with the time as ``now``, and ``planned``:
-        whether ``next_run_at`` was computed for what the row says now.
-        """
+        """Active ones that a tick has something to do with, ``clocked``."""
         now = Now() if now is None else now
         stepped_back = Q(last_slot__gt=AfterSeconds(Value(STEPPED_BACK), since=now))
-        return (
-            self.active()
-            .filter(UNPLANNED | Q(next_run_at__lte=now) | stepped_back)
-            .annotate(now=Cast(now, DateTimeField()), planned=Case(When(UNPLANNED, False), default=True))
+        found = self.active().filter(UNPLANNED | Q(next_run_at__lte=now) | stepped_back)
+        return found.clocked(now)
+
+    def clocked(self, now: Combinable | None = None) -> ScheduleQuerySet:
+        """All of them, each with the time as ``now``, and ``planned``: whether ``next_run_at`` was computed
+        for what the row says now.
+        """
+        now = Now() if now is None else now
+        return self.annotate(
+            now=Cast(now, DateTimeField()), planned=Case(When(UNPLANNED, False), default=True)
         )
 
 
@@ -84,7 +88,7 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         reason = f"Paused by {by}." if by else "Paused."
         return self._switch(schedule, db, enabled=False, disabled_reason=reason)
 
-    def resume(self, schedule: Schedule | int, *, db: str | None = None) -> bool:
+    def resume(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Let a schedule fire again, from the next future slot; return whether this call did it."""
         return self._switch(schedule, db, enabled=True, disabled_reason="")
 
