@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from croniter import croniter
 
 from django_forgejobs.exceptions import JobError
-from django_forgejobs.grid import YEARS_BETWEEN, Grid
+from django_forgejobs.grid import Grid
 from django_forgejobs.payloads import in_words
 from django_forgejobs.wallclock import Stretch, local, naive, stretches, zone
 
@@ -60,6 +60,8 @@ def parse(expression: Any, timezone: Any, *, name: str | None = None) -> Cron:
     ``name`` is what ``H`` hashes, so that schedules spread themselves. Whether an expression is valid does
     not depend on the date. Raises ``JobError``, and nothing else, for whatever is none.
     """
+    if not isinstance(name, str | None):
+        raise JobError(f"name={in_words(name)}: a schedule's name is a text.")
     if not isinstance(expression, str) or not isinstance(timezone, str):
         raise JobError(
             f"cron={in_words(expression)} in timezone={in_words(timezone)}: both are texts, such as "
@@ -86,6 +88,7 @@ _NAMES = {
     4: ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
 }
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_CIRCLES = (range(60), range(24), range(1, 32), range(1, 13), range(7))
 
 
 def _refuse(expression: str, why: str) -> JobError:
@@ -112,17 +115,7 @@ def _fields(expression: str) -> list[str]:
         )
     for index, text in enumerate(fields):
         _check_letters(expression, index, text)
-    return [",".join(_unrolled(index, part) for part in text.split(",")) for index, text in enumerate(fields)]
-
-
-def _unrolled(index: int, part: str) -> str:
-    """Return ``5`` for ``5-5``, and for ``5-5/2``: croniter takes a range of one for the whole circle."""
-    match = re.fullmatch(r"(\w+)-(\w+)(/0*[1-9]\d*)?", part)
-    if match is None:
-        return part
-    names = _NAMES.get(index, ())
-    low, high = (str(names.index(end) + (index == 3)) if end in names else end for end in match.groups()[:2])
-    return low if low == high or (index == 4 and (low, high) == ("7", "0")) else part
+    return fields
 
 
 def _check_letters(expression: str, index: int, text: str) -> None:
@@ -136,46 +129,85 @@ def _check_letters(expression: str, index: int, text: str) -> None:
             raise _refuse(expression, f"{where} is random, so that nobody could say when it runs. Use H.")
         if word == "w":
             raise _refuse(expression, f"{where} asks for the nearest weekday, which is not supported.")
-        raise _refuse(expression, f"{where} has {word!r}, which is no name that belongs there.")
+        known = word[:3] in _NAMES.get(index, ())
+        hint = f" Write {word[:3]}." if known else " Write L5 for the last Friday." if index == 4 else ""
+        raise _refuse(expression, f"{where} has {word!r}, which is no name that belongs there.{hint}")
     if wrong := re.search(r"[^a-z0-9*,/#()-]" if index == 4 else r"[^a-z0-9*,/()-]", text):
         hint = " Write * for any." if wrong[0] == "?" else ""
         raise _refuse(expression, f"{where} has {wrong[0]!r}, which does not belong there.{hint}")
+
+
+def _unrolled(index: int, field: str) -> str:
+    """Return the field with values instead of ranges that go round (``22-2``) or are one value (``5-5``).
+    croniter miscounts the steps of the former, and takes the latter for the whole circle.
+    """
+    parts = field.split(",")
+    circle, names = _CIRCLES[index], _NAMES.get(index, [])
+    for at, part in enumerate(parts):
+        if match := re.fullmatch(r"(\w+)-(\w+)(?:/0*([1-9]\d*))?", part):
+            low, high = (
+                circle[names.index(end)] if end in names else int(end) if end.isdecimal() else -1
+                for end in match.groups()[:2]
+            )
+            if circle[0] <= high <= low <= circle[-1] + (index == 4):  # 7 is Sunday, too
+                steps = range(low, low + (high - low) % len(circle) + 1, int(match[3] or 1))
+                parts[at] = ",".join(str(circle[(value - circle[0]) % len(circle)]) for value in steps)
+    return ",".join(parts)
+
+
+def _check_week(expression: str, fields: list[str]) -> None:
+    """Refuse what croniter would ignore beside ``1#2`` or ``L5``."""
+    parts = fields[4].split(",")
+    if not any("#" in part or part.startswith("l") for part in parts):
+        return
+    if not all(re.fullmatch(r"\w+#\d|l\d", part) for part in parts):
+        raise _refuse(
+            expression,
+            f"the day of week {fields[4]!r} has something beside single days such as 1#2 or L5. Make two "
+            "schedules.",
+        )
+    if not fields[2].startswith("*"):
+        raise _refuse(
+            expression,
+            f"the day of month {fields[2]!r} and the day of week {fields[4]!r} cannot be combined. Leave one "
+            "of them *, or make two schedules.",
+        )
 
 
 def _grid(expression: str, name: str | None) -> tuple[Grid, bool, tuple[str, ...]]:
     fields = _fields(expression)
     if name is None and any(re.search(r"(?<![a-z])h(?![a-z])", field) for field in fields):
         raise _refuse(expression, "H is a hash of the schedule's name, and none is given. Give a name.")
+    _check_week(expression, fields)
+    plain = [_unrolled(index, field) for index, field in enumerate(fields)]
+    # Without L: croniter takes 31 parts, such as 2-31,L, for every day.
+    numbered = [part for part in plain[2].split(",") if part != "l"]
+    plain[2] = ",".join(numbered) or "*"
     try:
-        lists, nth = croniter.expand(" ".join(fields), hash_id=(name or "").encode("utf-8", "surrogatepass"))
+        lists, nth = croniter.expand(" ".join(plain), hash_id=(name or "").encode("utf-8", "surrogatepass"))
     except Exception as error:  # CroniterError, ValueError, KeyError, RecursionError: whatever text provokes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _refuse(expression, f"it cannot be understood ({reason[:200]}).") from None
     minutes, hours, days, months, weekdays = lists
     free = [field.startswith("*") for field in fields]
-    if nth and not free[2]:
-        raise _refuse(
-            expression,
-            f"the day of month {fields[2]!r} and the day of week {fields[4]!r} cannot be combined. Leave one "
-            "of them *, or make two schedules.",
-        )
     grid = Grid(
-        times=tuple(sorted(h * 60 + m for h in _all(hours, 0, 23) for m in _all(minutes, 0, 59))),
-        months=frozenset(_all(months, 1, 12)),
-        days=frozenset(_all(days, 1, 31)),
-        last_day="l" in days,
-        weekdays=frozenset(_all(weekdays, 0, 6)),
+        times=tuple(sorted(h * 60 + m for h in _all(1, hours) for m in _all(0, minutes))),
+        months=frozenset(_all(3, months)),
+        days=frozenset(_all(2, days) if numbered else ()),
+        last_day="l" in fields[2].split(","),
+        weekdays=frozenset(_all(4, weekdays)),
         nth=tuple((day, frozenset(which)) for day, which in nth.items()),
         either=not free[2] and not free[4],
     )
     # Every day of the Gregorian calendar on every weekday comes in these years, or never.
     if grid.next_day(date(2000, 1, 1)) is None:
-        raise _refuse(expression, "there is no such day in any year.")
+        hint = f" H may be too late a day for {name!r}: H(1-28) is none." if "h" in fields[2] else ""
+        raise _refuse(expression, f"there is no such day in any year.{hint}")
     return grid, not (free[0] or free[1]), tuple(fields)
 
 
-def _all(values: list[Any], least: int, most: int) -> list[int]:
-    return list(range(least, most + 1)) if "*" in values else [v for v in values if isinstance(v, int)]
+def _all(index: int, values: list[Any]) -> list[int]:
+    return list(_CIRCLES[index]) if "*" in values else values
 
 
 # --- Instants ------------------------------------------------------------------------------------
@@ -245,32 +277,33 @@ class Cron:
     @cached_property
     def smallest_gap(self) -> float:
         """The seconds between the two slots that are nearest to each other, clock changes apart."""
+        last, days = 0, 1_000_000
+        for year in range(2000, 2057):  # each weekday has its 29 February twice
+            for month in _CIRCLES[3]:
+                for day in self.grid.days_of(year, month):
+                    last, before = date(year, month, day).toordinal(), last
+                    days = min(days, last - before)
+            if days == 1:
+                break
         times = self.grid.times
-        gaps = [later - earlier for earlier, later in pairwise(times)]
-        since = day = self.grid.next_day(date(2000, 1, 1))
-        while day is not None and since is not None and day.year - since.year <= YEARS_BETWEEN:
-            following = self.grid.next_day(day + _DAY)
-            if following is None:
-                break
-            gaps.append((following - day).days * 1440 - times[-1] + times[0])
-            if (following - day).days == 1 or (day.year - since.year >= 5 and len(gaps) > len(times)):
-                break
-            day = following
-        return 60.0 * min(gaps)
+        return 60.0 * min([days * 1440 - times[-1] + times[0], *(b - a for a, b in pairwise(times))])
 
     @property
     def warnings(self) -> list[str]:
         """What of the expression may not mean what it seems to: steps that do not divide their range."""
         found = []
-        for field, size, unit in ((self.fields[0], 60, "minute"), (self.fields[1], 24, "hour")):
-            if (match := re.fullmatch(r"\*/(\d+)", field)) is None or size % (step := int(match[1])) == 0:
-                continue
-            values = list(range(0, size, step))
-            apart = f"{step} {unit}s apart, then {size - values[-1]}"
-            found.append(
-                f"{field} is no interval: it means {unit} {', '.join(map(str, values))}, "
-                f"{apart if len(values) > 1 else f'{size} {unit}s apart'}."
-            )
+        for index, field in enumerate(self.fields):
+            match = re.fullmatch(r"\*/(\d+)", field)
+            circle, step = _CIRCLES[index], int(match[1]) if match else 1
+            if step > 1 and index == 2:
+                found.append(f"{field} is no interval: it begins again on day 1 of each month.")
+            elif len(circle) % step:
+                values = circle[::step]
+                unit = ("minute", "hour", "", "month", "day")[index]
+                last = len(circle) - values[-1] + circle[0]
+                shown = ", ".join(_NAMES[4][value] if index == 4 else f"{value}" for value in values)
+                apart = f"{step} {unit}s apart, then {last}" if len(values) > 1 else f"{last} {unit}s apart"
+                found.append(f"{field} is no interval: it means {unit} {shown}, {apart}.")
         return found
 
     # --- slots in a stretch ----------------------------------------------------------------------
@@ -318,10 +351,14 @@ class Cron:
         day = local(self.zone, slot).date()
         for stretch in stretches(self.zone, slot - 2 * _DAY, slot + 2 * _DAY):
             old, new = stretch.was, stretch.shows
-            if old == new or day not in (old.date(), (new - _MOMENT).date()):
+            days = min(old, new).date(), (max(old, new) - _MOMENT).date()
+            if old == new or not (day in days or slot == self._extra(stretch)):
                 continue
             way = "forward" if new > old else "back"
-            return f"Clocks go {way} on this day, {old:%H:%M} to {new:%H:%M}.{self._moved(slot, stretch)}"
+            when = f" on this day, {old:%H:%M} to {new:%H:%M}"
+            if old.date() != new.date():
+                when = f", {old:%Y-%m-%d %H:%M} to {new:%Y-%m-%d %H:%M}"
+            return f"Clocks go {way}{when}.{self._moved(slot, stretch)}"
         return ""
 
     def _moved(self, slot: datetime, change: Stretch) -> str:
