@@ -4,6 +4,7 @@ what any schedule must be, wherever it comes from. Touches no database: ``timeta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -45,7 +46,7 @@ class Declared:
     ends_at: datetime | None = None
     enabled: bool = True
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self, *, max_bytes: int | None = None) -> dict[str, Any]:
         """Return the columns that are the code's, checked; raise ``JobError`` for a bad one."""
         named = replace(
             self,
@@ -53,7 +54,7 @@ class Declared:
             payload={} if self.payload is None else self.payload,
             spread=_whole_seconds(self.name, self.spread),
         )
-        check(named)
+        check(named, max_bytes=max_bytes)
         return {one.name: getattr(named, one.name) for one in fields(named) if one.name != "enabled"}
 
 
@@ -79,8 +80,9 @@ def schedule(
             )
         type_ = handler.definition.type
         declared = _declare(type_ if name is None else name, {"job_type": type_, "cron": cron, **options})
-        # The project's zone is not known while modules are imported; any will do to see the rest.
-        replace(declared, timezone=declared.timezone or "UTC").columns()
+        # Settings may be wrong, and it is for the checks to say so, not for an import: no limit of theirs is
+        # asked for, and any zone will do to see the rest.
+        replace(declared, timezone=declared.timezone or "UTC").columns(max_bytes=sys.maxsize)
         if _decorated.get(declared.name, declared) != declared:
             raise JobError(f'There are two schedules "{declared.name}". Give one of them another name=.')
         _decorated[declared.name] = declared
@@ -107,25 +109,26 @@ def declared() -> dict[str, Declared]:
     return found
 
 
-def check(schedule: Any) -> Cron:
+def check(schedule: Any, *, max_bytes: int | None = None) -> Cron:
     """Return the ``Cron`` of a schedule, a row or a declared one; raise ``JobError`` for what it cannot be.
 
-    Whether its job type is registered is not asked: another process may know it.
+    ``max_bytes`` of None is ``PAYLOAD_MAX_BYTES``. Whether its job type is registered is not asked: another
+    process may know it.
     """
     payloads.check_label("name", schedule.name, 200)
     try:
-        return _check(schedule)
+        return _check(schedule, conf.current().PAYLOAD_MAX_BYTES if max_bytes is None else max_bytes)
     except JobError as error:
         raise JobError(f'Schedule "{schedule.name}": {error}') from None
 
 
-def _check(schedule: Any) -> Cron:
+def _check(schedule: Any, max_bytes: int) -> Cron:
     payloads.check_label("job_type", schedule.job_type, 200)
     registry.check(
         queue=schedule.queue or None, priority=schedule.priority, max_attempts=schedule.max_attempts
     )
     payloads.check_whole("spread", schedule.spread, 0, 2**31 - 1)
-    payloads.dumps(schedule.payload, max_bytes=conf.current().PAYLOAD_MAX_BYTES)
+    payloads.dumps(schedule.payload, max_bytes=max_bytes)
     for what, words in (("on_missed", OnMissed), ("on_overlap", OnOverlap)):
         if (value := getattr(schedule, what)) not in words.values:
             raise JobError(f"{what}={payloads.in_words(value)} is not one of {', '.join(words.values)}.")

@@ -89,7 +89,10 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         return self._switch(schedule, db, enabled=False, disabled_reason=reason)
 
     def resume(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
-        """Let a schedule fire again, from the next future slot; return whether this call did it."""
+        """Let a schedule fire again, from the next future slot; return whether this call did it.
+
+        ``by`` is taken for the sake of the other moves: a schedule that fires has nothing to explain.
+        """
         return self._switch(schedule, db, enabled=True, disabled_reason="")
 
     def _switch(self, schedule: Schedule | int, db: str | None, *, enabled: bool, **values: Any) -> bool:
