@@ -5,9 +5,12 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -327,6 +330,23 @@ def test_what_clocks_do_is_noted() -> None:
     assert cron.parse("0 12 * * *", "UTC").runs(instant("2026-03-07T12:00Z"), 1)[0].note == ""
 
 
+@pytest.mark.parametrize(
+    ("expression", "zone", "start", "note"),
+    [
+        ("30 23 * * *", NUUK, "2025-03-29T12:00Z", "forward, 2025-03-29 23:00 to 2025-03-30 00:00. The time"),
+        ("0 12 * * *", "Pacific/Apia", "2011-12-30T06:00Z", "forward, 2011-12-30 00:00 to 2011-12-31 00:00."),
+        ("30 23 * * *", NUUK, "2025-10-25T12:00Z", "back, 2025-10-26 00:00 to 2025-10-25 23:00. This is the"),
+    ],
+)
+def test_a_clock_change_across_midnight_is_noted_with_both_dates(
+    expression: str, zone: str, start: str, note: str
+) -> None:
+    """The first two run on the day after the one that lacks their time."""
+    runs = cron.parse(expression, zone).runs(instant(start), 2)
+    assert runs[0].note.startswith(f"Clocks go {note}")
+    assert runs[1].note == ""
+
+
 # --- Against a scan of every minute --------------------------------------------------------------
 
 
@@ -527,6 +547,40 @@ def test_slots_are_counted_without_being_visited() -> None:
     assert minutes.count(start - timedelta(seconds=1), start) == 1
     daily = cron.parse("30 2 * * *", "America/New_York")
     assert daily.count(instant("2016-01-01T05:00Z"), instant("2026-01-01T05:00Z")) == 3653
+
+
+def steps(work: Callable[[], object]) -> int:
+    """Return how many functions of the package are called: what work costs, on any machine."""
+    called = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal called
+        called += event == "call" and "django_forgejobs" in frame.f_code.co_filename
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return called
+
+
+def test_ten_years_of_minutes_cost_no_more_to_count_than_ten_years_of_days() -> None:
+    start, end = instant("2016-01-01T00:00Z"), instant("2026-01-01T00:00Z")
+    minutes, days = cron.parse("* * * * *", BERLIN), cron.parse("* 0 * * *", BERLIN)
+    assert steps(lambda: minutes.count(start, end)) <= 1.1 * steps(lambda: days.count(start, end))
+    assert steps(lambda: minutes.count(start, end)) < 20_000  # of 5,260,320 slots
+
+
+def test_a_thousand_rare_schedules_are_found_without_passing_the_days_between() -> None:
+    """C081: a 29 February on one weekday, up to 40 years away."""
+    for number in range(1000):
+        start = datetime(2000 + number % 100, 3, 1, tzinfo=UTC)
+        expression = f"{number % 60} {number % 24} 29 2 */{7 - number % 2}"
+        rare = cron.parse(expression, BERLIN if number % 3 else "UTC")
+        assert steps(partial(rare.after, start)) < 3000
+        assert steps(partial(rare.latest, start)) < 3000
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Adak"])
