@@ -1,4 +1,4 @@
-"""The examples in docs/deploy/ are what systemd accepts, and stop a worker as they say."""
+"""The examples in docs/deploy/ are what systemd accepts, and stop a worker or a scheduler as they say."""
 
 import configparser
 import json
@@ -13,6 +13,7 @@ import pytest
 
 from django_forgejobs import conf
 from django_forgejobs.management.stopping import LAST_RESORT
+from django_forgejobs.ticker import STOP_WITHIN
 from tests.processes.harness import CHECKOUT, Manage
 
 DEPLOY = CHECKOUT / "docs" / "deploy"
@@ -39,7 +40,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *copies], capture_output=True, text=True, timeout=60
     )
-    assert len(copies) == 3
+    assert len(copies) == 4
     complaints = [line for line in done.stderr.splitlines() if "forgejobs-" in line]
     assert (complaints, done.returncode) == ([], 0), done.stderr
 
@@ -54,6 +55,13 @@ def test_every_example_waits_longer_than_a_worker_needs_to_stop() -> None:
     assert all(float(wait) > needed for wait in waits)
 
 
+def test_the_scheduler_is_watched_and_has_time_enough_to_answer() -> None:
+    unit = section(DEPLOY / "forgejobs-scheduler.service", "Service")
+    assert unit["Type"] == "notify"  # what it tells is in test_scheduler_command
+    assert float(unit["WatchdogSec"]) >= 30 * conf.Settings().POLL_INTERVAL
+    assert float(unit["TimeoutStopSec"]) > STOP_WITHIN
+
+
 def test_the_timer_runs_reclaim_jobs_every_five_minutes() -> None:
     assert section(DEPLOY / "forgejobs-reclaim.timer", "Timer")["OnCalendar"] == "*:0/5"
     service = section(DEPLOY / "forgejobs-reclaim.service", "Service")
@@ -61,20 +69,20 @@ def test_the_timer_runs_reclaim_jobs_every_five_minutes() -> None:
 
 
 def started() -> list[list[str]]:
-    """Return the arguments after `manage.py` of every worker that the examples start."""
-    unit = section(DEPLOY / "forgejobs-worker.service", "Service")["ExecStart"]
-    lines = [shlex.split(unit)]
+    """Return the arguments after `manage.py` of every worker and scheduler that the examples start."""
+    units = ("forgejobs-worker.service", "forgejobs-scheduler.service")
+    lines = [shlex.split(section(DEPLOY / unit, "Service")["ExecStart"]) for unit in units]
     lines += [json.loads(found) for found in re.findall(r"(?:CMD|command:) (\[.*\])", README)]
-    assert len(lines) == 4
+    assert len(lines) == 6
     return [line[line.index("manage.py") + 1 :] for line in lines]
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("arguments", sorted({tuple(line) for line in started()}))
-def test_a_worker_started_as_in_the_examples_stops_cleanly(
+def test_a_process_started_as_in_the_examples_stops_cleanly(
     manage: Manage, arguments: tuple[str, ...]
 ) -> None:
-    worker = manage(*arguments, env={"FORGEJOBS_TEST_APPS": "tests.jobsapp"})
-    worker.wait_for_output("django_forgejobs")
-    worker.terminate()
-    assert worker.wait() == 0, worker.output
+    process = manage(*arguments, env={"FORGEJOBS_TEST_APPS": "tests.jobsapp"})
+    process.wait_for_output("django_forgejobs")
+    process.terminate()
+    assert process.wait() == 0, process.output
