@@ -63,12 +63,12 @@ next_runs @daily --json
             return
         for warning in found.warnings:
             self.stderr.write(f"Note: {warning}")
-        for run in runs:
-            self.stdout.write(
-                f"{run.local:%a %Y-%m-%d %H:%M %Z}  {run.slot:%Y-%m-%d %H:%M}Z  {run.note}".rstrip()
-            )
-        if not runs:
-            self.stdout.write("None: there is no such day before the year 9000.")
+        lines = [
+            f"{run.local:%a %Y-%m-%d %H:%M %Z}  {run.slot:%Y-%m-%d %H:%M}Z  {run.note}".rstrip()
+            for run in runs
+        ]
+        # At once: `| head` reads no more than it shows.
+        self.stdout.write("\n".join(lines) or "None: there is no such day before the year 9000.")
 
 
 def _start(text: str | None) -> datetime:
