@@ -296,6 +296,40 @@ def test_a_clock_change_loses_and_doubles_nothing(
     expression: str, zone: str, start: str, runs: list[str]
 ) -> None:
     assert following(expression, zone, start, len(runs)) == runs
+    slots = [instant(run) for run in runs]
+    check_walk(cron.parse(expression, zone), instant(start), slots[-1], slots)
+
+
+def test_the_second_copy_of_a_fixed_time_never_runs_whenever_one_looks() -> None:
+    """From within the second copy of the hour, and from so much later that the search begins there."""
+    only, second = instant("2026-11-01T05:30Z"), instant("2026-11-01T06:30Z")
+    daily = cron.parse("30 1 * * *", "America/New_York")
+    yearly = cron.parse("30 1 1 11 *", "America/New_York")
+    for minutes in range(0, 10 * 1440, 10):
+        at = only + timedelta(minutes=minutes)
+        assert daily.after(at) != second
+        assert daily.latest(at) != second
+        assert daily.count(at, max(at, second)) == 0
+        assert yearly.latest(at) == only
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Adak", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("expression", ["0 0 1 1 *", "59 23 31 12 *", "30 12 29 2 *", "0 0 29 2 */7"])
+def test_a_rare_slot_is_the_latest_until_the_next(expression: str, zone: str) -> None:
+    """However far east or west, where a date begins and ends half a day before or after UTC's."""
+    rare = cron.parse(expression, zone)
+    slot = rare.after(instant("1999-12-01T00:00Z"))
+    for _ in range(5):
+        assert slot is not None
+        then = rare.after(slot)
+        assert then is not None
+        moment = timedelta(microseconds=1)
+        for at in (slot, slot + timedelta(days=1), slot + timedelta(days=200), then - moment):
+            assert rare.latest(at) == slot
+            assert rare.after(at) == then
+        assert rare.after(slot - moment) == slot
+        assert rare.count(slot - moment, then) == 2
+        slot = then
 
 
 def test_a_daily_run_is_one_a_local_date_for_years_in_every_zone() -> None:
@@ -490,14 +524,10 @@ def check_walk(found: Cron, start: datetime, end: datetime, slots: list[datetime
 
 
 def changes_of(zone: ZoneInfo) -> list[datetime]:
-    """Return the hours in which the zone's offset changes from 2024 to 2030."""
-    at, found = instant("2024-01-01T00:00Z"), []
-    while at < instant("2030-12-31T00:00Z"):
-        later = at + timedelta(hours=6)
-        if at.astimezone(zone).utcoffset() != later.astimezone(zone).utcoffset():
-            found.append(at)
-        at = later
-    return found
+    """Return the days of 2024 to 2030 on which the zone's offset changes; none is changed back at once."""
+    days = [instant("2024-01-01T00:00Z") + timedelta(days=day) for day in range(7 * 365 + 2)]
+    offsets = [day.astimezone(zone).utcoffset() for day in days]
+    return [day for day, old, new in zip(days, offsets, offsets[1:], strict=False) if old != new]
 
 
 def instants(simulated: CronSim, end: datetime) -> list[datetime]:
