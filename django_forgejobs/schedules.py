@@ -122,6 +122,11 @@ def check(schedule: Any, *, max_bytes: int | None = None) -> Cron:
         raise JobError(f'Schedule "{schedule.name}": {error}') from None
 
 
+def reason(error: JobError, name: str) -> str:
+    """Return what ``check`` says of the schedule ``name``, without the name."""
+    return str(error).removeprefix(f'Schedule "{name}": ')
+
+
 def _check(schedule: Any, max_bytes: int) -> Cron:
     payloads.check_label("job_type", schedule.job_type, 200)
     registry.check(

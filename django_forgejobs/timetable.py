@@ -31,6 +31,9 @@ T = TypeVar("T")
 #: A clock that stepped back by less has lost nothing: slots are a minute apart at the least.
 STEPPED_BACK = 60.0
 
+#: How the reason begins for which a person, not a tick, has disabled a schedule.
+PAUSED = "Paused"
+
 
 def _differs(name: str) -> Q:
     planned = f"planned_{name}"
@@ -85,8 +88,7 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
 
     def pause(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Stop a schedule from firing; return whether this call did it."""
-        reason = f"Paused by {by}." if by else "Paused."
-        return self._switch(schedule, db, enabled=False, disabled_reason=reason)
+        return self._switch(schedule, db, enabled=False, disabled_reason=paused(by))
 
     def resume(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Let a schedule fire again, from the next future slot; return whether this call did it.
@@ -249,6 +251,11 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         """Return the alias of the queue's database: schedules live where their jobs do."""
         found: str = apps.get_model("forgejobs", "Job").objects.alias(db or self._db)
         return found
+
+
+def paused(by: str) -> str:
+    """Return the reason to store with a schedule that somebody pauses."""
+    return f"{PAUSED} by {by}." if by else f"{PAUSED}."
 
 
 def slot_key(schedule_id: int, slot: datetime) -> str:

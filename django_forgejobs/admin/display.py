@@ -14,6 +14,8 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_forgejobs.fields import Unreadable
+
 NONE = "-"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,9 +87,16 @@ def line(text: str, limit: int = 100) -> str:
     return words if len(words) <= limit else words[: limit - 1] + "…"
 
 
+def indented(value: Any) -> str:
+    """Return indented JSON, lone surrogates escaped (SQLite has them); words for what cannot be read."""
+    if isinstance(value, Unreadable):
+        return gettext("It cannot be read: %(problem)s") % {"problem": value.problem}
+    return json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
 def pretty(value: Any) -> str:
-    """Return indented JSON, cut at ``LONGEST`` characters; lone surrogates, escaped (SQLite has them)."""
-    text = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    """Return the same, cut at ``LONGEST`` characters."""
+    text = indented(value)
     if len(text) <= LONGEST:
         return text
     cut = gettext("… %(count)s more characters") % {"count": f"{len(text) - LONGEST:,}"}

@@ -30,12 +30,17 @@ class Preview:
     error: str = ""
 
 
-def preview(schedule: Any, since: datetime) -> Preview:
-    """Return the next slots of a schedule after ``since``, stored or not; never raises."""
+def preview(schedule: Any, since: datetime, *, whole: bool) -> Preview:
+    """Return the next slots of a schedule after ``since``; never raises. Of one that is not ``whole`` only
+    what tells when it runs is looked at: the rest may be filled in later.
+    """
     try:
-        found = schedules.check(schedule)
+        if whole:
+            found = schedules.check(schedule)
+        else:
+            found = cron.parse(schedule.cron, schedule.timezone, name=schedule.name or None)
     except JobError as error:
-        return Preview(error=str(error))
+        return Preview(error=schedules.reason(error, schedule.name))
     runs: list[dict[str, Any]] = []
     slot = slots.first(found, since, schedule.starts_at, schedule.ends_at)
     while slot is not None and len(runs) < RUNS:

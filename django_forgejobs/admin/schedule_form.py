@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from copy import copy
+from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from zoneinfo import available_timezones
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -61,18 +65,39 @@ class PayloadField(forms.CharField):
 
     def prepare_value(self, value: Any) -> Any:
         """Return the text to show."""
-        return value if isinstance(value, Typed) else display.pretty(value)
+        return value if isinstance(value, Typed) else display.indented(value)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
-        """Return whether it is another payload, however it is written."""
+        """Return whether it is another payload, however it is written; 1, 1.0 and true are three."""
         try:
-            return bool(self.to_python(data) != initial)
+            now = self.to_python(data)
         except ValidationError:
             return True
+        before, after = (json.dumps(one, sort_keys=True, default=repr) for one in (initial, now))
+        return before != after
+
+
+class MomentField(forms.SplitDateTimeField):
+    """A time in the current zone. Of one that clocks show twice it is the first; one that they leave out is
+    as long after the change as it seems to be.
+    """
+
+    def compress(self, data_list: Any) -> datetime | None:
+        """Return the instant; Django would refuse these two."""
+        try:
+            return super().compress(data_list)
+        except ValidationError as error:
+            if error.code != "ambiguous_timezone":
+                raise
+            return timezone.make_aware(datetime.combine(*data_list))
 
 
 class ScheduleForm(_ModelForm):
-    """Edits a schedule of the admin's. With ``_preview`` in its data it is never valid: nothing is saved."""
+    """Edits a schedule of the admin's. With ``_preview`` in its data it is never valid: nothing is saved.
+
+    A field is changed when it is sent with another value than it was shown with. What is not changed is as
+    it is stored by now, whoever wrote it.
+    """
 
     job_type = forms.ChoiceField(
         label=_("Job type"), help_text=_("The types that this site's jobs.py register.")
@@ -126,7 +151,8 @@ class ScheduleForm(_ModelForm):
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # A copy: the page goes on showing what is stored.
+        super().__init__(*args, **kwargs | {"instance": copy(kwargs.get("instance"))})
         if "cron" not in self.fields:  # all is read-only
             return
         known = registry.types()
@@ -136,10 +162,15 @@ class ScheduleForm(_ModelForm):
             unknown = gettext("%(type)s (not registered here)") % {"type": stored}
             choices.insert(0, (stored, unknown))
         self.fields["job_type"].choices = [("", "---------"), *choices]  # type: ignore[attr-defined]
-        zone = self.fields["timezone"]
-        zone.show_hidden_initial = False  # since its default is a function; a hidden field could be forged
-        zone.widget.attrs |= {"list": ZONES, "autocomplete": "off", "spellcheck": "false"}
+        self.fields["timezone"].widget.attrs |= {"list": ZONES, "autocomplete": "off", "spellcheck": "false"}
         self.fields["cron"].widget.attrs |= {"spellcheck": "false"}
+        in_zone = gettext("In %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+        for name in ("starts_at", "ends_at"):
+            self.fields[name].help_text = f"{self.fields[name].help_text} {in_zone}"
+        # What was shown is sent along; by a program it need not be.
+        shown = self.instance.pk and (not self.is_bound or self.add_initial_prefix("name") in self.data)
+        for field in self.fields.values():
+            field.show_hidden_initial = bool(shown)
         for name in ("starts_at", "ends_at"):
             self._name_parts(self.fields[name])
 
@@ -163,25 +194,24 @@ class ScheduleForm(_ModelForm):
         return "_preview" in self.data
 
     @property
-    def candidate(self) -> Schedule | None:
-        """The schedule as it would be, when there is a preview to show; None while fields are missing."""
-        if not self.is_bound or "cron" not in self.fields:
-            return None
-        if not {"name", "cron", "timezone"} <= set(getattr(self, "cleaned_data", {})):
-            return None
-        return self._candidate()
+    def candidate(self) -> Schedule:
+        """The schedule as it would be, as far as the fields are right."""
+        stored = {one.attname: getattr(self.instance, one.attname) for one in Schedule._meta.concrete_fields}
+        return Schedule(**stored | self.cleaned_data)
 
     def clean(self) -> dict[str, Any]:
         """Refuse what no scheduler could run, beside the field that is to blame."""
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.instance.pk:
+            unchanged = cleaned.keys() - set(self.changed_data)
+            cleaned |= {name: getattr(self.instance, name) for name in unchanged}
         if not self.errors and "cron" in self.fields:
             try:
-                schedules.check(self._candidate())
+                schedules.check(self.candidate)
             except JobError as error:
-                text = str(error).removeprefix(f'Schedule "{cleaned["name"]}": ')
+                text = schedules.reason(error, cleaned["name"])
                 blamed = re.match(r"\w+", text)
-                blamed_field = blamed[0] if blamed and blamed[0] in self.fields else None
-                self.add_error(blamed_field, text)
+                self.add_error(blamed[0] if blamed and blamed[0] in self.fields else None, text)
         return cleaned
 
     def validate_unique(self) -> None:
@@ -193,11 +223,8 @@ class ScheduleForm(_ModelForm):
         if name and others.exists():
             self.add_error("name", gettext("There is a schedule of this name already."))
 
-    def _candidate(self) -> Schedule:
-        stored = {one.attname: getattr(self.instance, one.attname) for one in Schedule._meta.concrete_fields}
-        return Schedule(**stored | self.cleaned_data)
 
-
+@cache
 def zones() -> list[str]:
     """Return the names to choose from."""
-    return sorted(available_timezones())
+    return sorted(available_timezones() - {"Factory", "localtime"})  # which are no places

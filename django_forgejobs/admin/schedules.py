@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import OuterRef, Q, Subquery
+from django.contrib.admin.widgets import AdminSplitDateTime
+from django.db.models import DateTimeField, Exists, OuterRef, Q, Subquery
 from django.db.models.enums import TextChoices
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -19,11 +20,12 @@ from django_forgejobs import measures, schedules, slots
 from django_forgejobs.admin import display
 from django_forgejobs.admin.moves import OF_SCHEDULES, ByHand
 from django_forgejobs.admin.operated import OperatedAdmin
-from django_forgejobs.admin.preview import FORMAT, preview
-from django_forgejobs.admin.schedule_form import ZONES, ScheduleForm, zones
+from django_forgejobs.admin.preview import FORMAT, Preview, preview
+from django_forgejobs.admin.schedule_form import ZONES, MomentField, ScheduleForm, zones
 from django_forgejobs.exceptions import JobError
-from django_forgejobs.models import Job, Schedule, ScheduleSlot
+from django_forgejobs.models import ArchivedJob, Job, Schedule, ScheduleSlot
 from django_forgejobs.slots import Fate, Source
+from django_forgejobs.timetable import PAUSED, PLANNED_FOR, paused
 from django_forgejobs.wallclock import zone
 
 if TYPE_CHECKING:
@@ -55,34 +57,35 @@ def state(schedule: Any) -> State:
     if schedule.gone_at is not None:
         return State.GONE
     if not schedule.enabled:
-        return State.PAUSED if _is_understood(schedule) else State.DISABLED
+        by_a_tick = schedule.disabled_reason and not schedule.disabled_reason.startswith(PAUSED)
+        return State.DISABLED if by_a_tick else State.PAUSED
     if not schedule.planned:
         return State.NEW
     return State.ENDED if schedule.next_run_at is None else State.ACTIVE
 
 
-def _is_understood(schedule: Any) -> bool:
-    try:
-        schedules.check(schedule)
-    except JobError:
-        return False
-    return True
+_FIRES = Q(enabled=True, gone_at__isnull=True)
+_STOPPED = Q(enabled=False, gone_at__isnull=True)
+_BY_A_PERSON = Q(disabled_reason="") | Q(disabled_reason__startswith=PAUSED)
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By what people can change of the state."""
+    """By the state that is shown."""
 
     title = _("state")
     parameter_name = "state"
     conditions: ClassVar[Any] = {
-        State.ACTIVE.value: Q(enabled=True, gone_at__isnull=True),
-        State.PAUSED.value: Q(enabled=False, gone_at__isnull=True),
+        State.ACTIVE.value: _FIRES & Q(planned=True, next_run_at__isnull=False),
+        State.PAUSED.value: _STOPPED & _BY_A_PERSON,
+        State.DISABLED.value: _STOPPED & ~_BY_A_PERSON,
         State.GONE.value: Q(gone_at__isnull=False),
+        State.NEW.value: _FIRES & Q(planned=False),
+        State.ENDED.value: _FIRES & Q(planned=True, next_run_at__isnull=True),
     }
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, Any]]:
         """Return the states to choose from."""
-        return [(value, State(value).label) for value in self.conditions]
+        return list(State.choices)
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the schedules in the chosen state."""
@@ -107,6 +110,9 @@ class ScheduleAdmin(OperatedAdmin):
     show_facets = admin.ShowFacets.NEVER
     change_list_template = "admin/forgejobs/schedules.html"
     change_form_template = "admin/forgejobs/schedule.html"
+    formfield_overrides: ClassVar[Any] = {
+        DateTimeField: {"form_class": MomentField, "widget": AdminSplitDateTime}
+    }
     now_fields = ("state", "next_run", "last_run")
     fieldsets: ClassVar[Any] = (
         (None, {"fields": ("name", "job_type", "payload")}),
@@ -147,7 +153,9 @@ class ScheduleAdmin(OperatedAdmin):
             try:
                 made = getattr(Schedule.objects, words.name)(schedule.pk, by=request.user.get_username())
             except JobError as error:
-                self.message_user(request, str(error), messages.ERROR)
+                text = f"{schedule}: {schedules.reason(error, schedule.name)}"
+                self.message_user(request, text, messages.ERROR)
+                asked -= 1
                 continue
             if made:
                 done += 1
@@ -184,7 +192,8 @@ class ScheduleAdmin(OperatedAdmin):
         ).order_by("-slot")
         rows: QuerySet[Any] = super().get_queryset(request).using(self.alias)
         return rows.clocked().annotate(  # type: ignore[attr-defined,no-any-return]
-            last_run_slot=Subquery(newest.values("slot")[:1])
+            last_run_slot=Subquery(newest.values("slot")[:1]),
+            archived=Exists(ArchivedJob.objects.filter(pk=OuterRef("last_job_id"))),
         )
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -203,7 +212,12 @@ class ScheduleAdmin(OperatedAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the form, below what the schedule does now."""
-        return self.fieldsets if obj is None else ((_("Now"), {"fields": self.now_fields}), *self.fieldsets)
+        if obj is None:
+            return self.fieldsets
+        first, *others = self.fieldsets
+        if not self.has_change_permission(request, obj):  # Django could not show all that a row may hold
+            first = (None, {"fields": ("name", "job_type", "given")})
+        return ((_("Now"), {"fields": self.now_fields}), first, *others)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Write what was changed and nothing else: ticks have gone on while the form was open."""
@@ -213,20 +227,20 @@ class ScheduleAdmin(OperatedAdmin):
             return
         changed = list(form.changed_data)
         if "enabled" in changed:
-            obj.disabled_reason = ""
+            obj.disabled_reason = "" if obj.enabled else paused(request.user.get_username())
             changed.append("disabled_reason")
         obj.save(using=self.alias, update_fields=changed)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Say how many slots go with them, rather than list them."""
-        schedules = list(objs)
-        gone = ScheduleSlot.objects.using(self.alias).filter(schedule__in=schedules).count()
-        counts = {self.opts.verbose_name_plural: len(schedules)}
+        rows = list(objs)
+        gone = ScheduleSlot.objects.using(self.alias).filter(schedule__in=rows).count()
+        counts = {self.opts.verbose_name_plural: len(rows)}
         if gone:
             counts[ScheduleSlot._meta.verbose_name_plural] = gone
-        refused = any(not self.has_delete_permission(request, one) for one in schedules)
-        needed = {str(self.opts.verbose_name)} if refused else set()
-        return [str(one) for one in schedules], counts, needed, []
+        words = gettext("%(schedule)s, which the code may declare: it would come back")
+        refused = [one for one in rows if not self.has_delete_permission(request, one)]
+        return [str(one) for one in rows], counts, {words % {"schedule": one} for one in refused}, []
 
     # --- the list --------------------------------------------------------------------------------
 
@@ -259,7 +273,9 @@ class ScheduleAdmin(OperatedAdmin):
         if schedule.last_run_slot is None:
             return display.NONE
         ago = display.moment(schedule.last_run_slot, display.distance(schedule.last_run_slot, schedule.now))
-        return ago if schedule.last_job_id is None else self._job(schedule.last_job_id, ago)
+        return (
+            ago if schedule.last_job_id is None else self._job(schedule.last_job_id, ago, schedule.archived)
+        )
 
     @admin.display(description=_("next run"), ordering="next_run_at")
     def next_run(self, schedule: Any) -> str:
@@ -279,6 +295,13 @@ class ScheduleAdmin(OperatedAdmin):
 
     # --- the page --------------------------------------------------------------------------------
 
+    @admin.display(description=_("payload"))
+    def given(self, schedule: Any) -> str:
+        """Return the payload, where it cannot be edited."""
+        return format_html(
+            '<pre class="forgejobs-text" tabindex="0">{}</pre>', display.pretty(schedule.payload)
+        )
+
     def render_change_form(
         self,
         request: HttpRequest,
@@ -290,14 +313,11 @@ class ScheduleAdmin(OperatedAdmin):
     ) -> HttpResponse:
         """Add the next runs, the buttons and the slots."""
         form = context["adminform"].form
-        now: datetime = timezone.now() if obj is None else obj.now
-        candidate = form.candidate
-        shown = candidate if candidate is not None else obj
-        since = now
-        if candidate is None and obj is not None and state(obj) is State.ACTIVE:
-            since = max(now, obj.next_run_at - slots.MOMENT)  # after what is left out
+        shown = form.candidate if form.is_bound else obj
+        if obj is not None:
+            form.instance = obj  # what is read-only on the page is as it is stored
         context |= {
-            "preview": None if shown is None else preview(shown, since),
+            "preview": None if shown is None else self._preview(form, shown, obj),
             "previews": form.previews and not form.errors,
             "preview_zone": None if shown is None else shown.timezone,
             "here": timezone.get_current_timezone_name(),
@@ -311,10 +331,21 @@ class ScheduleAdmin(OperatedAdmin):
         }
         return super().render_change_form(request, context, add, change, form_url, obj)
 
+    def _preview(self, form: Any, shown: Schedule, stored: Any) -> Preview:
+        """Return the next runs of what the form says, or why it has none."""
+        if refused := [*form.errors.get("cron", ()), *form.errors.get("timezone", ())]:
+            return Preview(error=" ".join(refused))
+        since: datetime = timezone.now() if stored is None else stored.now
+        as_planned = stored is not None and state(stored) is State.ACTIVE
+        if as_planned and all(getattr(shown, name) == getattr(stored, name) for name in PLANNED_FOR):
+            since = max(since, stored.next_run_at - slots.MOMENT)  # after what is left out
+        return preview(shown, since, whole=not form.is_bound)
+
     def _ledger(self, schedule: Any) -> Iterable[dict[str, Any]]:
         """Yield the newest slots, as texts."""
         rows = ScheduleSlot.objects.using(self.alias).filter(schedule=schedule.pk).order_by("-slot")
-        for row in rows[:SLOTS]:
+        archived = Exists(ArchivedJob.objects.filter(pk=OuterRef("job_id")))
+        for row in rows.annotate(archived=archived)[:SLOTS]:
             until = f" … {self._in_zone(schedule, row.until)}" if row.until else ""
             late = ""
             if row.late is not None and row.late >= 1:
@@ -323,12 +354,16 @@ class ScheduleAdmin(OperatedAdmin):
                 "fate": row.fate,
                 "slot": f"{self._in_zone(schedule, row.slot)}{until}",
                 "what": row.get_fate_display(),
-                "count": ngettext("%(count)s slot", "%(count)s slots", row.count)
-                % {"count": f"{row.count:,}"},
+                "count": self._many(row.count),
                 "late": late,
                 "reason": row.reason,
-                "job": "" if row.job_id is None else self._job(row.job_id),
+                "job": "" if row.job_id is None else self._job(row.job_id, archived=row.archived),
             }
+
+    def _many(self, count: int) -> str:
+        """Return how many slots a row stands for, if it is more than one."""
+        words = ngettext("%(count)s slot", "%(count)s slots", count) % {"count": f"{count:,}"}
+        return words if count > 1 else ""
 
     def _in_zone(self, schedule: Any, slot: datetime) -> str:
         """Return the slot in the schedule's zone, or in UTC where that zone is none."""
@@ -337,11 +372,12 @@ class ScheduleAdmin(OperatedAdmin):
         except JobError:
             return f"{slot:%Y-%m-%d %H:%M} UTC"
 
-    def _job(self, pk: int, text: str = "") -> str:
-        """Return a link to a job, which says so itself where it is archived."""
+    def _job(self, pk: int, text: str = "", archived: bool = False) -> str:
+        """Return a link to a job, which may be archived by now."""
         text = text or gettext("job %(id)s") % {"id": pk}
+        view = f"admin:forgejobs_{'archivedjob' if archived else 'job'}_change"
         try:
-            address = reverse("admin:forgejobs_job_change", args=[pk], current_app=self.admin_site.name)
+            address = reverse(view, args=[pk], current_app=self.admin_site.name)
         except NoReverseMatch:  # a site without the jobs
             return text
         return format_html('<a href="{}">{}</a>', address, text)

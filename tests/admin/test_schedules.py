@@ -1,8 +1,10 @@
 """Schedules in the admin: seen, previewed, edited, moved; and nothing that ticks wrote is undone."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from django.utils.html import escape
 
 import tests.jobsapp.jobs  # noqa: F401 (registers the types)
 from django_forgejobs import scheduler
-from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
+from django_forgejobs.models import ArchivedJob, Job, Liveness, Schedule, ScheduleSlot
 from django_forgejobs.slots import Fate
 from tests.admin.conftest import listing, page, tables
 from tests.factories import in_seconds, make_schedule
@@ -37,10 +39,52 @@ FORM: dict[str, Any] = {
 }
 
 
-def filled(schedule: Schedule, **changes: Any) -> dict[str, Any]:
-    """Return the form of a schedule as the page shows it, with changes."""
-    values = {name: getattr(schedule, name) for name in FORM} | {"payload": "{}", "enabled": "on"}
-    return {name: value for name, value in {**values, **changes}.items() if value is not None}
+class Sent(HTMLParser):
+    """What a browser sends of a page's form when nothing is touched."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.data: dict[str, str] = {}
+        self._choice = self._text = ""
+        self._inside = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        one = dict(attrs)
+        name, value = one.get("name", ""), one.get("value") or ""
+        if tag == "form":
+            self._inside = one.get("id") == "schedule_form"
+        elif tag == "option" and self._choice and "selected" in one:
+            self.data[self._choice] = value
+        elif tag == "select":
+            self._choice = name
+        elif tag == "textarea":
+            self._text = name
+            self.data[name] = ""
+        elif tag == "input" and self._inside and one.get("type") != "submit":
+            if one.get("type") != "checkbox":
+                self.data[name] = value
+            elif "checked" in one:
+                self.data[name] = "on"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("select", "textarea"):
+            self._choice = self._text = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._text:
+            self.data[self._text] += data
+
+
+def opened(client: Client, schedule: Schedule) -> dict[str, Any]:
+    """Return what a browser sends that has the schedule's form open."""
+    return Sent(client.get(page(schedule, model="schedule")).content.decode()).data
+
+
+def send(client: Client, schedule: Schedule, form: dict[str, Any], **changes: Any) -> Any:
+    """Send an open form with changes; None takes a field away."""
+    data = {name: value for name, value in {**form, **changes}.items() if value is not None}
+    return client.post(page(schedule, model="schedule"), data)
 
 
 def add(client: Client, **changes: Any) -> Any:
@@ -49,7 +93,7 @@ def add(client: Client, **changes: Any) -> Any:
 
 
 def change(client: Client, schedule: Schedule, **changes: Any) -> Any:
-    return client.post(page(schedule, model="schedule"), filled(schedule, **changes))
+    return send(client, schedule, opened(client, schedule), **changes)
 
 
 def text(response: Any) -> str:
@@ -81,7 +125,8 @@ def test_the_list_tells_what_each_schedule_does_and_when_it_runs(boss: Client, s
     assert "Thu 2099-01-01 09:00 JST</time> <span>in 7" in found
     assert "yours: Thu 2099-01-01 05:30 IST" in found
     assert f'href="/admin/forgejobs/job/{Job.objects.get().pk}/change/"' in found
-    make_schedule(name="broken", cron="61 * * * *", enabled=False)
+    broken = make_schedule(name="broken", cron="61 * * * *")
+    scheduler.settle(broken.pk, "default")
     found = text(boss.get(listing("schedule")))
     for words in (
         'forgejobs-disabled">disabled<',
@@ -114,14 +159,18 @@ def test_the_list_says_when_no_scheduler_runs(boss: Client) -> None:
     assert "one was last seen 1" in text(boss.get(listing("schedule")))
 
 
-@pytest.mark.parametrize("state", ["active", "paused", "gone"])
-def test_the_list_is_filtered_by_state(boss: Client, state: str) -> None:
-    make_schedule(name="is active")
+@pytest.mark.parametrize("state", ["active", "paused", "disabled", "gone", "new", "ended"])
+def test_the_list_is_filtered_by_the_state_that_it_shows(boss: Client, state: str) -> None:
+    make_schedule(name="is active", next_run_at=datetime(2099, 1, 1, tzinfo=UTC))
     make_schedule(name="is paused", enabled=False)
+    Schedule.objects.pause(make_schedule(name="is paused too"), by="ada")
+    scheduler.settle(make_schedule(name="is disabled", cron="61 * * * *").pk, "default")
     make_schedule(name="is gone", source="code", gone_at=NOON)
-    found = text(boss.get(listing("schedule"), {"state": state}))
-    names = {name for name in ("active", "paused", "gone") if f">is {name}<" in found}
-    assert names == {state}
+    make_schedule(name="is new")
+    make_schedule(name="is ended", next_run_at=None)
+    response = boss.get(listing("schedule"), {"state": state})
+    assert {row.name.split()[1] for row in response.context["cl"].result_list} == {state}
+    assert text(response).count(f'forgejobs-{state}">') == (2 if state == "paused" else 1)
     assert boss.get(listing("schedule"), {"state": "x"}).status_code == 302
 
 
@@ -199,13 +248,82 @@ def test_a_type_that_is_not_registered_here_is_kept(boss: Client) -> None:
 def test_a_form_that_is_saved_after_some_ticks_undoes_nothing_of_theirs(boss: Client) -> None:
     """C009."""
     schedule = make_schedule(name="minutes", next_run_at=NOON)
+    form = opened(boss, schedule)
     for number in range(3):
         tick(NOON + timedelta(minutes=number))
     written = Schedule.objects.values().get()
-    assert change(boss, schedule).status_code == 302
+    assert send(boss, schedule, form).status_code == 302
     assert Schedule.objects.values().get() == written
-    assert change(boss, schedule, queue="mail").status_code == 302
+    assert send(boss, schedule, form, queue="mail").status_code == 302
     assert Schedule.objects.values().get() == written | {"queue": "mail"}
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        {"enabled": False, "disabled_reason": "Paused by ada."},
+        {"cron": "5 * * * *", "spread": 900},
+        {"timezone": "Asia/Tokyo"},
+        {"payload": {"b": [2]}},
+        {"starts_at": NOON, "ends_at": None},
+        {"job_type": "t.fail"},
+    ],
+)
+def test_a_form_undoes_nothing_that_others_did_while_it_was_open(
+    boss: Client, meanwhile: dict[str, Any]
+) -> None:
+    """C009."""
+    schedule = make_schedule(payload={"a": 1}, ends_at=NOON)
+    form = opened(boss, schedule)
+    Schedule.objects.update(**meanwhile)
+    assert send(boss, schedule, form, queue="mail").status_code == 302
+    written = Schedule.objects.values().get()
+    assert written.items() >= (meanwhile | {"queue": "mail"}).items()
+
+
+@pytest.mark.parametrize("hour", [0, 1])
+def test_a_time_that_no_field_can_show_is_kept(boss: Client, settings: Any, hour: int) -> None:
+    """C095. Both are 02:30 in Berlin, and fields show no microseconds."""
+    settings.TIME_ZONE = "Europe/Berlin"
+    instant = datetime(2026, 10, 25, hour, 30, 0, 5, tzinfo=UTC)
+    schedule = make_schedule(starts_at=instant)
+    assert change(boss, schedule, queue="mail").status_code == 302
+    schedule.refresh_from_db()
+    assert (schedule.queue, schedule.starts_at) == ("mail", instant)
+
+
+@pytest.mark.parametrize(
+    ("date", "utc"),
+    [("2026-10-25", datetime(2026, 10, 25, 0, 30)), ("2026-03-29", datetime(2026, 3, 29, 1, 30))],
+)
+def test_a_time_at_a_clock_change_is_taken_and_its_zone_is_said(
+    boss: Client, settings: Any, date: str, utc: datetime
+) -> None:
+    """C095. 02:30 comes twice, or not at all."""
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert "No slot before it. In Europe/Berlin." in text(boss.get("/admin/forgejobs/schedule/add/"))
+    assert add(boss, starts_at_0=date, starts_at_1="02:30").status_code == 302
+    assert Schedule.objects.get().starts_at == utc.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, "true"), (1, "1.0"), ({"a": True}, '{"a": 1}')])
+def test_a_payload_that_only_python_takes_for_the_same_is_changed(
+    boss: Client, before: Any, after: str
+) -> None:
+    schedule = make_schedule(payload=before)
+    change(boss, schedule, payload=after)
+    schedule.refresh_from_db()
+    assert json.dumps(schedule.payload) == after
+
+
+@pytest.mark.parametrize("payload", ["text", [], 0, "", {"é": "\u2028\n"}, {"long": "x" * 300_000}])
+def test_a_payload_is_shown_so_that_saving_keeps_it(boss: Client, payload: Any) -> None:
+    schedule = make_schedule(payload=payload)
+    form = opened(boss, schedule)
+    assert json.loads(form["payload"]) == payload
+    assert send(boss, schedule, form, queue="mail", payload=form["payload"] + " ").status_code == 302
+    schedule.refresh_from_db()
+    assert (schedule.queue, schedule.payload) == ("mail", payload)
 
 
 def test_a_form_does_not_save_what_a_tick_did_between_its_reading_and_its_writing(boss: Client) -> None:
@@ -223,7 +341,7 @@ def test_enabling_by_the_form_fires_from_the_next_future_slot(boss: Client) -> N
     schedule = make_schedule(name="x", cron="0 9 * * *", next_run_at=NOON)
     change(boss, schedule, enabled=None)
     schedule.refresh_from_db()
-    assert schedule.enabled is False
+    assert (schedule.enabled, schedule.disabled_reason) == (False, "Paused by boss.")
     Schedule.objects.update(disabled_reason="Something was wrong.")
     change(boss, schedule, enabled="on")
     tick(NOON + timedelta(days=2))
@@ -269,6 +387,36 @@ def test_the_preview_refuses_with_the_reason(boss: Client) -> None:
     found = text(add(boss, _preview="1", cron="0 0 31 2 *"))
     assert "there is no such day in any year" in found
     assert not Schedule.objects.exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("cron", "61 * * * *"), ("timezone", "Mars")])
+def test_what_is_refused_is_not_previewed_as_it_was(boss: Client, name: str, value: str) -> None:
+    schedule = make_schedule()
+    response = change(boss, schedule, _preview="1", **{name: value})
+    assert response.context["preview"].runs == []
+    assert value in response.context["preview"].error
+
+
+def test_a_preview_needs_no_more_than_an_expression_and_a_zone(boss: Client) -> None:
+    response = add(boss, _preview="1", name="", job_type="", payload="{")
+    assert len(response.context["preview"].runs) == 10
+    assert "Give a name" in add(boss, _preview="1", name="", cron="H * * * *").context["preview"].error
+
+
+def test_beside_the_preview_the_page_shows_what_is_stored(boss: Client) -> None:
+    schedule = make_schedule(name="stored", next_run_at=NOON)
+    found = text(change(boss, schedule, _preview="1", name="typed", enabled=None))
+    assert "<h2>stored</h2>" in found
+    assert 'forgejobs-active">' in found
+    assert 'value="pause"' in found
+    assert 'value="typed"' in found
+
+
+def test_a_preview_of_something_else_leaves_out_what_is_skipped(boss: Client) -> None:
+    schedule = make_schedule(cron="0 0 1 1 *", next_run_at=datetime(2099, 1, 1, tzinfo=UTC))
+    Schedule.objects.skip_next(schedule)
+    response = change(boss, schedule, _preview="1", spread="60")
+    assert response.context["preview"].runs[0]["utc"] == "2100-01-01 00:00Z"
 
 
 def test_the_preview_warns_of_steps_that_are_no_intervals_and_tells_the_spread(boss: Client) -> None:
@@ -375,8 +523,10 @@ def test_skip_next_says_which_slot(boss: Client, way: Way) -> None:
 
 @WAYS
 def test_a_schedule_that_no_job_can_be_made_of_says_why(boss: Client, way: Way) -> None:
-    schedule = make_schedule(name="x", queue="a,b")
-    assert "queue='a,b'" in way(boss, "run_now", schedule)[0]
+    schedule = make_schedule(name="x", queue="a,b", cron="61 * * * *", next_run_at=NOON)
+    for move, words in (("run_now", "x: queue='a,b' has"), ("skip_next", "x: queue='a,b' has")):
+        [message] = way(boss, move, schedule)
+        assert message.startswith(words)
     assert not Job.objects.exists()
 
 
@@ -408,6 +558,16 @@ def test_the_page_shows_what_became_of_the_newest_slots(boss: Client) -> None:
     assert "180 slots. on_missed is latest" in found
     assert "20 seconds late" in found
     assert f'<a href="/admin/forgejobs/job/{Job.objects.get().pk}/change/">' in found
+
+
+def test_a_job_is_found_in_the_archive_too(boss: Client) -> None:
+    schedule = make_schedule()
+    Schedule.objects.run_now(schedule)
+    job = Job.objects.get()
+    ArchivedJob.objects.create(**Job.objects.values().get() | {"status": "done", "finished_at": NOON})
+    Job.objects.all().delete()
+    for address in (listing("schedule"), page(schedule, model="schedule")):
+        assert f'href="/admin/forgejobs/archivedjob/{job.pk}/change/"' in text(boss.get(address))
 
 
 def test_of_many_slots_the_page_shows_the_newest_and_says_so(boss: Client) -> None:
@@ -459,6 +619,20 @@ def test_list_and_page_show_whatever_a_row_says(boss: Client, values: dict[str, 
     assert boss.get(page(schedule, model="schedule")).status_code == 200
 
 
+@pytest.mark.parametrize("source", ["admin", "code"])
+def test_a_payload_that_cannot_be_read_is_said(boss: Client, source: str) -> None:
+    schedule = make_schedule(source=source)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE forgejobs_schedule SET payload = %s", [f"[{'1' * 5000}]"])
+    assert boss.get(listing("schedule")).status_code == 200
+    assert "It cannot be read: ValueError: Exceeds the limit" in text(
+        boss.get(page(schedule, model="schedule"))
+    )
+    if source == "admin":
+        response = change(boss, schedule, queue="mail")
+        assert "This is no JSON" in text(response)
+
+
 # --- Deleting ------------------------------------------------------------------------------------
 
 
@@ -478,7 +652,9 @@ def test_a_schedule_that_the_code_declares_cannot_be_deleted_until_it_is_gone(bo
     schedule = make_schedule(source="code")
     assert boss.get(page(schedule, "delete", "schedule")).status_code == 403
     data = {"action": "delete_selected", "index": 0, "_selected_action": [schedule.pk], "post": "yes"}
-    boss.post(listing("schedule"), data)
+    assert boss.post(listing("schedule"), data).status_code == 403
+    del data["post"]
+    assert "which the code may declare" in text(boss.post(listing("schedule"), data))
     assert Schedule.objects.exists()
     Schedule.objects.update(gone_at=NOON)
     assert boss.post(page(schedule, "delete", "schedule"), {"post": "yes"}).status_code == 302
