@@ -137,6 +137,18 @@ def test_a_slot_fires_once_also_when_its_job_was_archived() -> None:
     assert row(schedule).next_run_at == minute(1)
 
 
+def test_a_slot_fires_once_also_when_neither_its_job_nor_its_record_is_left() -> None:
+    """Both are pruned in time; a slot that is rewound later than that is known by `last_slot` alone."""
+    schedule = make_schedule(next_run_at=NOON)
+    tick()
+    Job.objects.all().delete()
+    ScheduleSlot.objects.all().delete()
+    Schedule.objects.update(next_run_at=NOON)
+    assert tick(minute(0.5)) == Tick()
+    assert not Job.objects.exists()
+    assert row(schedule).next_run_at == minute(1)
+
+
 def test_the_offset_of_a_schedule_moves_its_jobs_and_not_its_slots() -> None:
     schedule = make_schedule(name="spread", cron="0 * * * *", spread=600, next_run_at=NOON)
     shift = cron.offset("spread", 600)
