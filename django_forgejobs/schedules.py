@@ -122,7 +122,7 @@ def check(schedule: Any, *, max_bytes: int | None = None) -> Cron:
         raise JobError(f'Schedule "{schedule.name}": {error}') from None
 
 
-def reason(error: JobError, name: str) -> str:
+def reason(error: JobError | str, name: str) -> str:
     """Return what ``check`` says of the schedule ``name``, without the name."""
     return str(error).removeprefix(f'Schedule "{name}": ')
 

@@ -13,7 +13,6 @@ from zoneinfo import available_timezones
 from django import forms
 from django.core.exceptions import ValidationError
 from django.utils import timezone
-from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -164,21 +163,17 @@ class ScheduleForm(_ModelForm):
         self.fields["job_type"].choices = [("", "---------"), *choices]  # type: ignore[attr-defined]
         self.fields["timezone"].widget.attrs |= {"list": ZONES, "autocomplete": "off", "spellcheck": "false"}
         self.fields["cron"].widget.attrs |= {"spellcheck": "false"}
-        in_zone = gettext("In %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
         for name in ("starts_at", "ends_at"):
-            self.fields[name].help_text = f"{self.fields[name].help_text} {in_zone}"
+            self._name_parts(self.fields[name])
         # What was shown is sent along; by a program it need not be.
         shown = self.instance.pk and (not self.is_bound or self.add_initial_prefix("name") in self.data)
         for field in self.fields.values():
             field.show_hidden_initial = bool(shown)
-        for name in ("starts_at", "ends_at"):
-            self._name_parts(self.fields[name])
 
     def _name_parts(self, field: Any) -> None:
         """Say in which zone a time is entered, and what its two inputs are: their labels are not theirs."""
-        field.help_text = (
-            f"{field.help_text} {gettext('In %(zone)s.') % {'zone': get_current_timezone_name()}}"
-        )
+        in_zone = gettext("In %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+        field.help_text = f"{field.help_text} {in_zone}"
         for widget, part in zip(
             getattr(field.widget, "widgets", ()), (gettext("date"), gettext("time")), strict=False
         ):

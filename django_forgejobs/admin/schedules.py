@@ -257,7 +257,7 @@ class ScheduleAdmin(OperatedAdmin):
         """Return the state, with the reason for it."""
         found = state(schedule)
         name = format_html('<span class="forgejobs-state forgejobs-{}">{}</span>', found, found.label)
-        reason = schedule.disabled_reason
+        reason = schedules.reason(schedule.disabled_reason, schedule.name)
         if found is State.GONE:
             reason = display.distance(schedule.gone_at, schedule.now)
         return format_html("{} {}", name, display.line(reason, 300)) if reason else name
@@ -319,7 +319,6 @@ class ScheduleAdmin(OperatedAdmin):
         context |= {
             "preview": None if shown is None else self._preview(form, shown, obj),
             "previews": form.previews and not form.errors,
-            "preview_zone": None if shown is None else shown.timezone,
             "here": timezone.get_current_timezone_name(),
             "zones": zones(),
             "zones_id": ZONES,

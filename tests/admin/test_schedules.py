@@ -371,9 +371,20 @@ def test_the_preview_shows_ten_runs_and_saves_nothing(boss: Client) -> None:
     assert len(response.context["preview"].runs) == 10
     assert "nothing is saved yet" in found
     assert "Fri 2027-01-01 00:00 CET" in found
-    assert "2026-12-31 23:00Z" in found
+    assert "Thu 2026-12-31 23:00 UTC" in found
     assert "Please correct" not in found
     assert not Schedule.objects.exists()
+
+
+def test_the_preview_tells_each_run_in_its_zone_in_utc_and_in_yours(boss: Client, settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Kolkata"
+    response = add(boss, _preview="1", starts_at_0="2027-01-01", starts_at_1="00:00", cron="0 0 * * *")
+    assert response.context["preview"].runs[0]["times"] == [
+        "Fri 2027-01-01 00:00 CET",
+        "Thu 2026-12-31 23:00 UTC",
+        "Fri 2027-01-01 04:30 IST",
+    ]
+    assert "Asia/Kolkata (yours)" in text(response)
 
 
 def test_the_preview_marks_the_days_on_which_clocks_change(boss: Client) -> None:
@@ -416,7 +427,7 @@ def test_a_preview_of_something_else_leaves_out_what_is_skipped(boss: Client) ->
     schedule = make_schedule(cron="0 0 1 1 *", next_run_at=datetime(2099, 1, 1, tzinfo=UTC))
     Schedule.objects.skip_next(schedule)
     response = change(boss, schedule, _preview="1", spread="60")
-    assert response.context["preview"].runs[0]["utc"] == "2100-01-01 00:00Z"
+    assert response.context["preview"].runs[0]["times"] == ["Fri 2100-01-01 00:00 UTC"]
 
 
 def test_the_preview_warns_of_steps_that_are_no_intervals_and_tells_the_spread(boss: Client) -> None:
@@ -441,10 +452,10 @@ def test_a_preview_of_what_ends_shows_no_more(boss: Client) -> None:
 def test_the_page_of_a_schedule_shows_its_next_runs_and_leaves_out_what_is_skipped(boss: Client) -> None:
     schedule = make_schedule(cron="0 0 1 1 *", next_run_at=datetime(2099, 1, 1, tzinfo=UTC))
     response = boss.get(page(schedule, model="schedule"))
-    assert response.context["preview"].runs[0]["utc"] == "2099-01-01 00:00Z"
+    assert response.context["preview"].runs[0]["times"] == ["Thu 2099-01-01 00:00 UTC"]
     Schedule.objects.skip_next(schedule)
     response = boss.get(page(schedule, model="schedule"))
-    assert response.context["preview"].runs[0]["utc"] == "2100-01-01 00:00Z"
+    assert response.context["preview"].runs[0]["times"] == ["Fri 2100-01-01 00:00 UTC"]
 
 
 # --- Schedules of the code -----------------------------------------------------------------------
