@@ -77,8 +77,9 @@ def package(page: Page, name: str, directory: Path) -> Iterator[None]:
     folder.mkdir()
     (folder / "__init__.py").touch()
     for text in page.blocks("python"):
-        if file := re.match(rf"# {name}/(\w+\.py)\n", text):
-            (folder / file[1]).write_text(text, encoding="utf-8")
+        if file := re.match(rf"# {name}/(\w+\.py)(, further down)?\n", text):
+            with (folder / file[1]).open("a", encoding="utf-8") as module:
+                module.write(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(directory)
         patch.setattr(registry, "_definitions", dict(registry._definitions))

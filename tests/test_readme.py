@@ -8,11 +8,14 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import django
 import pytest
 from django.conf import settings as tested
 
-from django_forgejobs import conf, enqueue, get_job, process_one, registry
+from django_forgejobs import conf, drain, enqueue, get_job, process_one, registry, scheduler, schedules
+from django_forgejobs.models import Schedule
 from django_forgejobs.registry import Handler
 from tests.documents import Page, package, run
 
@@ -33,6 +36,22 @@ def test_the_example_works_and_its_own_test_passes(accounts: None, db: None) -> 
     result = unittest.TextTestRunner().run(suite)
     assert result.testsRun == 1
     assert result.wasSuccessful()
+
+
+def test_the_schedule_of_the_example_is_planned_and_its_job_works(
+    accounts: None, db: None, settings: Any, mailoutbox: list[Any]
+) -> None:
+    settings.MANAGERS = ["team@example.org"] if django.VERSION >= (6, 0) else [("team", "team@example.org")]
+    module = importlib.import_module("accounts.jobs")
+    scheduler.begin("default", schedules.declared())
+    scheduler.tick("default")
+    planned = Schedule.objects.get(name="accounts.digest").next_run_at
+    assert planned is not None
+    assert f"{planned.astimezone(ZoneInfo('Europe/Berlin')):%H:%M}" == "06:30"
+    module.User.objects.create_user("ada")
+    Schedule.objects.run_now(Schedule.objects.get(name="accounts.digest"))
+    assert drain() == 1
+    assert "ada" in mailoutbox[0].body
 
 
 @pytest.mark.parametrize(
