@@ -242,28 +242,27 @@ class _Settling:
         if (due := decision.due) is not None:
             if registry.get(one.job_type) is not None:
                 if decision.missed is not None:
-                    self._miss(cron, decision.missed)
+                    self._skip(cron, decision.missed, Fate.MISSED, f"on_missed is {one.on_missed}")
                 self._fire_slots(decision)
-            elif not self._unknown(due):
+            elif not self._unknown(cron, due):
                 return
             one.last_slot = due.last
         self._write(next_run_at=decision.next, last_slot=one.last_slot, last_job_id=one.last_job_id)
 
-    def _miss(self, cron: Cron, missed: Stretch) -> None:
-        """Record slots as missed, but for those of them that were skipped by hand, or had fired when a clock
-        was ahead of its time.
+    def _skip(self, cron: Cron, due: Stretch, fate: Fate, reason: str) -> None:
+        """Record slots that do not fire, but for those of them that were skipped by hand, or had fired when a
+        clock was ahead of its time.
         """
         settled = ScheduleSlot.objects.using(self.db).filter(
             schedule=self.schedule,
             fate__in=(Fate.FIRED, Fate.SKIPPED),
-            slot__range=(missed.first, missed.last),
+            slot__range=(due.first, due.last),
         )
-        first: datetime | None = missed.first
+        first: datetime | None = due.first
         for one in [*settled.order_by("slot").values_list("slot", flat=True), None]:
-            last = missed.last if one is None else cron.latest(one - slots.MOMENT)
+            last = due.last if one is None else cron.latest(one - slots.MOMENT)
             if first is not None and last is not None and first <= last:
-                stretch = Stretch(first, last, 1 + cron.count(first, last))
-                self._record(stretch, Fate.MISSED, f"on_missed is {self.schedule.on_missed}")
+                self._record(Stretch(first, last, 1 + cron.count(first, last)), fate, reason)
             if one is not None:
                 first = cron.after(one)
 
@@ -298,7 +297,7 @@ class _Settling:
         previous: Job | None = jobs.defer("payload", "history").first()
         return previous
 
-    def _unknown(self, due: Stretch) -> bool:
+    def _unknown(self, cron: Cron, due: Stretch) -> bool:
         """Leave slots of a type that this process does not know to one that does; after a grace in which
         there was none, record them as skipped. Return whether that is done.
         """
@@ -307,7 +306,7 @@ class _Settling:
         if (self.now - due.first).total_seconds() < grace:
             self._tell(signals.slot_left, slot=due.first, reason=reason, grace=grace)
             return False
-        self._record(due, Fate.UNKNOWN, reason)
+        self._skip(cron, due, Fate.UNKNOWN, reason)
         return True
 
     # --- writing ---------------------------------------------------------------------------------

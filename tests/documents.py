@@ -85,5 +85,5 @@ def package(page: Page, name: str, directory: Path) -> Iterator[None]:
         patch.setattr(registry, "_definitions", dict(registry._definitions))
         patch.setattr(schedules, "_decorated", dict(schedules._decorated))
         yield
-    for module in [module for module in sys.modules if module.split(".")[0] == name]:
-        del sys.modules[module]
+    for imported in [one for one in sys.modules if one.split(".")[0] == name]:
+        del sys.modules[imported]

@@ -16,16 +16,19 @@ from django.db import connections
 
 from django_forgejobs import checks, reload
 from django_forgejobs.management.base import JobsCommand
-from django_forgejobs.management.stopping import Stopping
+from django_forgejobs.management.stopping import Stopping, Words
 from django_forgejobs.ticker import Ticker
 
 logger = logging.getLogger("django_forgejobs")
 
 
 class ProcessCommand(JobsCommand):
-    """A command that is a service. ``stopping`` takes its signals; ``role`` is what it is called."""
+    """A command that is a service. ``stopping`` takes its signals; ``role`` is what it is called, ``words``
+    what it says when it is stopped.
+    """
 
     role = ""
+    words = Words()
     logs_events = True
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -47,7 +50,7 @@ class ProcessCommand(JobsCommand):
             # So that pg_stat_activity says whose a connection is.
             name = options["name"] or socket.gethostname()
             os.environ.setdefault("PGAPPNAME", f"forgejobs {self.role} {name}:{os.getpid()}"[:63])
-        self.stopping = Stopping()
+        self.stopping = Stopping(self.words)
         self.stopping.install()
         try:
             super().handle(*args, **options)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from types import FrameType
 
 logger = logging.getLogger("django_forgejobs")
@@ -20,8 +21,16 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that a worker gets beyond its grace, or after the second signal, to give its jobs back.
 LAST_RESORT = 10.0
 
-FIRST = "Stopping: what runs has %g s to finish. A second signal gives it back at once."
-SECOND = "Stopping at once: what runs is given back."
+
+@dataclass(frozen=True)
+class Words:
+    """What is said at the first and the second stop signal, and when nothing helps. ``first`` may name the
+    grace.
+    """
+
+    first: str = "Stopping: what runs has {grace:g} s to finish. A second signal gives it back at once."
+    second: str = "Stopping at once: what runs is given back."
+    left: str = "The worker does not come to an end and is left: the leases of its jobs will end."
 
 
 class Stopping:
@@ -32,7 +41,8 @@ class Stopping:
     pipe, which the interpreter fills even while the main thread runs no Python.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: Words) -> None:
+        self.words = words
         self.signals = 0
         self.grace = 0.0
         self.on_stop: Callable[[], None] | None = None
@@ -71,16 +81,16 @@ class Stopping:
         """Leave when the grace is long over, soon after the second signal, or at the third."""
         if not _signalled(reader, None):
             return
-        _within(1.0, logger.info, FIRST, self.grace)
+        _within(1.0, logger.info, "%s", self.words.first.format(grace=self.grace))
         answer = _signalled(reader, self.grace + LAST_RESORT)
         if answer:
-            _within(1.0, logger.info, SECOND)
+            _within(1.0, logger.info, "%s", self.words.second)
             answer = _signalled(reader, LAST_RESORT)
         if answer is False:
             return
         os.set_blocking(2, False)  # whoever reads our output may be what hangs
         with suppress(OSError):
-            os.write(2, b"The worker does not come to an end and is left: the leases of its jobs will end.\n")
+            os.write(2, f"{self.words.left}\n".encode())
         os._exit(1)
 
 

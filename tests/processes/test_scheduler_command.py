@@ -91,7 +91,8 @@ def test_a_scheduler_makes_jobs_of_what_is_due_until_told_to_stop_and_leaves_at_
         "stop",
     ]
     assert sum("fired: job" in line for line in lines) == 2
-    assert "2 jobs enqueued, 0 slots missed" in lines[-1]
+    # Not always the last line: that of the signal is written by a thread.
+    assert any("2 jobs enqueued, 0 slots missed" in line for line in lines[-2:])
     assert errors(process.output) == []
 
 

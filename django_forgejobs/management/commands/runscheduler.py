@@ -19,6 +19,7 @@ from django_forgejobs.management.process import (
     duration,
     watching,
 )
+from django_forgejobs.management.stopping import Words
 from django_forgejobs.scheduler import Tick
 from django_forgejobs.ticker import Ticker
 from django_forgejobs.worker import identity
@@ -39,6 +40,11 @@ runscheduler --once                   what is due now, for a systemd timer or cr
 runworker --scheduler                 in a worker's process, for small sites
 """
     role = "scheduler"
+    words = Words(
+        first="Stopping after the schedule under way.",
+        second="Stopping.",
+        left="The scheduler does not come to an end and is left: what it had begun is rolled back.",
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add whether it ticks once."""
