@@ -44,8 +44,8 @@ def play(narrator: Narrator, directory: Path, children: Children, *, once: bool)
 
 
 def _check_site(findings: Findings, site: Site) -> None:
-    path = "forgejobs/deadletter/"
-    findings.check(site.shows(path), f"The admin lets the superuser in and shows {path}.")
+    for path in ("forgejobs/deadletter/", "forgejobs/schedule/"):
+        findings.check(site.shows(path), f"The admin lets the superuser in and shows {path}.")
 
 
 def _check_stop(findings: Findings, children: Children, supervisor: Supervisor) -> None:
