@@ -82,6 +82,14 @@ def test_text_that_no_page_can_carry_is_shown_escaped(boss: Client) -> None:
     assert r"\ud800" in boss.get(page(job)).content.decode()
 
 
+def test_a_payload_that_python_cannot_read_is_said(boss: Client) -> None:
+    job = job_in("ready")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE forgejobs_job SET payload = %s", [f"[{'1' * 5000}]"])
+
+    assert "It cannot be read: ValueError: Exceeds the limit" in boss.get(page(job)).content.decode()
+
+
 def test_a_page_shows_payload_result_history_and_explanation(boss: Client) -> None:
     job = job_in("dead", payload={"name": "Zoé", "list": [1, 2]}, result={"sum": 3})
     Job.objects.requeue(job, by="ann")

@@ -22,6 +22,7 @@ from django_forgejobs.models import ArchivedJob, Job, Liveness, Schedule, Schedu
 from django_forgejobs.slots import Fate
 from tests.admin.conftest import listing, page, tables
 from tests.factories import in_seconds, make_schedule
+from tests.sessions import session
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -279,6 +280,15 @@ def test_a_form_undoes_nothing_that_others_did_while_it_was_open(
     assert send(boss, schedule, form, queue="mail").status_code == 302
     written = Schedule.objects.values().get()
     assert written.items() >= (meanwhile | {"queue": "mail"}).items()
+
+
+def test_a_change_is_checked_against_what_is_stored_by_now(boss: Client) -> None:
+    schedule = make_schedule(cron="0 * * * *")
+    form = opened(boss, schedule)
+    Schedule.objects.update(cron="* * * * *")
+    assert "is not shorter than the 60 s" in text(send(boss, schedule, form, spread="600"))
+    schedule.refresh_from_db()
+    assert schedule.spread == 0
 
 
 @pytest.mark.parametrize("hour", [0, 1])
@@ -588,6 +598,28 @@ def test_of_many_slots_the_page_shows_the_newest_and_says_so(boss: Client) -> No
     response = boss.get(page(schedule, model="schedule"))
     assert len(response.context["ledger"]) == 50
     assert "The newest 50 are shown." in text(response)
+
+
+# --- Another database ----------------------------------------------------------------------------
+
+
+@pytest.mark.postgres_only
+@pytest.mark.django_db(transaction=True)
+def test_schedules_are_read_and_written_in_the_database_of_the_queue(boss: Client, settings: Any) -> None:
+    with session("queue"):
+        settings.FORGEJOBS = {"DATABASE": "queue"}
+        with CaptureQueriesContext(connection) as asked:
+            assert add(boss).status_code == 302
+            assert "There is a schedule of this name already." in text(add(boss))
+            schedule = Schedule.objects.using("queue").get()
+            assert "nightly" in text(boss.get(listing("schedule")))
+            assert change(boss, schedule, queue="mail").status_code == 302
+            from_page(boss, "run_now", schedule)
+            from_page(boss, "pause", schedule)
+            assert "lots: 1" in text(boss.get(page(schedule, "delete", "schedule")))
+            boss.post(page(schedule, "delete", "schedule"), {"post": "yes"})
+            assert not Schedule.objects.using("queue").exists()
+    assert [one["sql"] for one in asked if '"forgejobs_' in one["sql"]] == []
 
 
 # --- Rows that plain SQL has written -------------------------------------------------------------

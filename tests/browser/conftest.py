@@ -26,6 +26,9 @@ OPTIONS = [
 
 SCREENSHOTS = Path(settings.RUN) / "screenshots"
 
+#: Django's own parts, with faults of their own.
+DJANGOS = {"exclude": [[".breadcrumbs"], ["#searchbar"]]}
+
 InBrowser = Callable[..., Any]
 
 
@@ -87,6 +90,23 @@ def _complaint(said: Any) -> list[str]:
 
 def _elsewhere(asked: str, ours: str) -> list[str]:
     return [] if asked.startswith((ours, "data:")) else [f"asked for {asked}"]
+
+
+def shut_out(in_browser: InBrowser, pages: dict[str, str], **options: Any) -> list[Any]:
+    """Return what of `pages`, addresses by name, keeps somebody from using them, as axe sees it."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
+
+    def visit(page: Any) -> list[Any]:
+        found = []
+        for name, where in pages.items():
+            page.goto(where)
+            for violation in axe.run(page, context=DJANGOS).response["violations"]:
+                if violation["impact"] in ("serious", "critical"):
+                    found.append((name, violation["id"], [node["html"] for node in violation["nodes"]]))
+        return found
+
+    found: list[Any] = in_browser(visit, **options)
+    return found
 
 
 def keep(page: Any, name: str) -> None:

@@ -10,8 +10,8 @@ from django_forgejobs.models import Schedule, ScheduleSlot
 from django_forgejobs.slots import Fate
 from tests.admin.conftest import listing
 from tests.admin.conftest import page as address
-from tests.browser.conftest import InBrowser, keep
-from tests.browser.test_admin import DJANGOS, MODES
+from tests.browser.conftest import InBrowser, keep, shut_out
+from tests.browser.test_admin import MODES
 from tests.factories import in_seconds, make_job, make_schedule
 
 SPRING = datetime(2099, 3, 28, tzinfo=UTC)
@@ -64,19 +64,7 @@ def test_every_page_of_schedules_opens_without_complaint(in_browser: InBrowser, 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_no_page_of_schedules_shuts_somebody_out(in_browser: InBrowser, mode: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
-    pages = arrange()
-
-    def visit(page: Any) -> list[Any]:
-        found = []
-        for name, where in pages.items():
-            page.goto(where)
-            for violation in axe.run(page, context=DJANGOS).response["violations"]:
-                if violation["impact"] in ("serious", "critical"):
-                    found.append((name, violation["id"], [node["html"] for node in violation["nodes"]]))
-        return found
-
-    assert in_browser(visit, **MODES[mode]) == []
+    assert shut_out(in_browser, arrange(), **MODES[mode]) == []
 
 
 @pytest.mark.parametrize("mode", ["light", "plain"])
