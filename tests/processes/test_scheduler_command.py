@@ -80,7 +80,7 @@ def test_a_scheduler_makes_jobs_of_what_is_due_until_told_to_stop_and_leaves_at_
     told = time.monotonic()
     process.popen.send_signal(number)
     assert process.wait() == 0, process.output
-    assert time.monotonic() - told < 1
+    assert time.monotonic() - told < 1.5
     assert sorted(Job.objects.values_list("type", "status")) == [("t.ok", "ready")] * 2
     lines = process.output.splitlines()
     assert lines[0].startswith("django_forgejobs ")
@@ -102,7 +102,7 @@ def test_an_idle_scheduler_leaves_at_once_however_long_it_sleeps(start: Start) -
     told = time.monotonic()
     process.terminate()
     assert process.wait() == 0, process.output
-    assert time.monotonic() - told < 1
+    assert time.monotonic() - told < 1.5
 
 
 def test_a_signal_before_the_database_is_reached_ends_a_scheduler_cleanly(start: Start) -> None:
