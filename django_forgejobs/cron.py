@@ -9,6 +9,7 @@ that happens twice runs at its first copy.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -129,12 +130,19 @@ def _check_letters(expression: str, index: int, text: str) -> None:
             raise _refuse(expression, f"{where} is random, so that nobody could say when it runs. Use H.")
         if word == "w":
             raise _refuse(expression, f"{where} asks for the nearest weekday, which is not supported.")
-        known = word[:3] in _NAMES.get(index, ())
-        hint = f" Write {word[:3]}." if known else " Write L5 for the last Friday." if index == 4 else ""
+        known = difflib.get_close_matches(word, _NAMES.get(index, ()), n=1, cutoff=0.5)
+        hint = f" Write {known[0]}." if known else ""
+        if index == 4 and "l" in (word, word[-1:]) and not known:
+            hint = " Write L5 for the last Friday."
         raise _refuse(expression, f"{where} has {word!r}, which is no name that belongs there.{hint}")
     if wrong := re.search(r"[^a-z0-9*,/#()-]" if index == 4 else r"[^a-z0-9*,/()-]", text):
         hint = " Write * for any." if wrong[0] == "?" else ""
         raise _refuse(expression, f"{where} has {wrong[0]!r}, which does not belong there.{hint}")
+    circle = _CIRCLES[index]
+    for number in re.findall(r"(?<![/#\d])\d+", text):
+        if int(number) not in range(circle[0], circle[-1] + 1 + (index == 4)):
+            least, most = circle[0], circle[-1] + (index == 4)
+            raise _refuse(expression, f"{where} has {number}, which is not from {least} to {most}.")
 
 
 def _unrolled(index: int, field: str) -> str:

@@ -225,6 +225,7 @@ class Schedule(models.Model):
     planned_timezone = models.CharField(max_length=64, blank=True, default="", db_default="")
     planned_starts_at = models.DateTimeField(null=True, blank=True)
     planned_ends_at = models.DateTimeField(null=True, blank=True)
+    planned_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=Now())
 
     objects = ScheduleManager()
@@ -272,6 +273,7 @@ class Schedule(models.Model):
                     "gone_at",
                     "planned_starts_at",
                     "planned_ends_at",
+                    "planned_at",
                     "created_at",
                 ),
             ),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseError
 from django.db import transaction
+from django.db.models import Q
 
 from django_forgejobs import (
     conf,
@@ -44,6 +45,9 @@ logger = logging.getLogger("django_forgejobs")
 
 #: The name under which schedulers say that one of them is alive.
 ALIVE = "scheduler"
+
+#: So many of the last runs are asked whether they have ended.
+RUNS = 100
 
 #: Characters of a reason for disabling that are stored.
 REASON = 2000
@@ -82,7 +86,7 @@ def tick(db: str, *, clock: Combinable | None = None, stop: Callable[[], bool] |
 def begin(db: str, declared: Mapping[str, Declared]) -> Synced:
     """Make rows of the schedules that code declares; return what was done."""
     synced = Schedule.objects.sync(declared, db=db)
-    for name in synced.refused:
+    for name in () if synced.held else synced.refused:  # it is tried again, and said then
         logger.warning(
             'The code declares a schedule "%s", but one of that name was made in the admin: that one counts. '
             "Rename one of them.",
@@ -114,19 +118,19 @@ def announce(db: str, declared: Mapping[str, Declared]) -> None:
 def settle(pk: int, db: str, *, clock: Combinable | None = None) -> Tick:
     """Settle one schedule, unless another process has it or has done it; return what was done."""
 
-    def locked(work: Callable[[_Settling], None], *columns: str) -> _Settling | None:
+    def locked() -> _Settling | None:
         with transaction.atomic(using=db):
-            found = Schedule.objects.using(db).due(clock).filter(pk=pk).only(*columns)
+            found = Schedule.objects.using(db).due(clock).filter(pk=pk)
             schedule = found.select_for_update(skip_locked=True, no_key=True).first()
             if schedule is None:
                 logger.debug("Schedule %s is with another scheduler, or it has done it.", pk)
                 return None
             settling = _Settling(schedule, db)
-            work(settling)
+            settling.settle()
             return settling
 
     try:
-        settling = sql.again(db, lambda: locked(_Settling.settle))
+        settling = sql.again(db, locked)
     except JobError as error:
         reason = str(error)
     except DatabaseError as error:
@@ -138,10 +142,27 @@ def settle(pk: int, db: str, *, clock: Combinable | None = None) -> Tick:
         reason = f"It met an error that nobody foresaw: {failures.describe(error)}"
     else:
         return Tick() if settling is None else settling.tell()
-    # What had been written is rolled back; this is a transaction of its own. It reads what cannot be wrong:
-    # SQLite keeps any text for a time.
-    settling = sql.again(db, lambda: locked(lambda one: one.disable(reason), "name", "job_type"))
-    return Tick() if settling is None else settling.tell()
+    return sql.again(db, lambda: _disable(pk, db, reason))
+
+
+def _disable(pk: int, db: str, reason: str) -> Tick:
+    """Stop a schedule that cannot be understood; a person mends it and resumes.
+
+    A transaction of its own, since what had been written is rolled back. It reads nothing that may be wrong:
+    SQLite keeps any text for a time, and any bytes for a text.
+    """
+    reason = payloads.storable(reason, REASON)
+    with transaction.atomic(using=db):
+        found = Schedule.objects.using(db).active().filter(pk=pk)
+        if not found.select_for_update(skip_locked=True, no_key=True).values_list("pk").first():
+            return Tick()
+        found.update(enabled=False, disabled_reason=reason)
+    try:
+        schedule = Schedule.objects.using(db).only("name", "job_type").get(pk=pk)
+    except DatabaseError:
+        schedule = Schedule(pk=pk, name=f"#{pk}")
+    signals.send(signals.schedule_disabled, schedule=schedule, reason=reason)
+    return Tick(disabled=1)
 
 
 @dataclass
@@ -169,13 +190,6 @@ class _Settling:
         else:
             self._plan(cron)
 
-    def disable(self, reason: str) -> None:
-        """Stop a schedule that cannot be understood; a person mends it and resumes."""
-        reason = payloads.storable(reason, REASON)
-        self._write(enabled=False, disabled_reason=reason)
-        self.done.disabled = 1
-        self._tell(signals.schedule_disabled, reason=reason)
-
     def tell(self) -> Tick:
         """Send the signals; return what was done."""
         for signal, facts in self.told:
@@ -192,6 +206,7 @@ class _Settling:
             next_run_at=slots.first(cron, since, one.starts_at, one.ends_at),
             last_slot=one.last_slot,
             disabled_reason="",
+            planned_at=self.now,
             **{f"planned_{name}": getattr(one, name) for name in timetable.PLANNED_FOR},
             # SQLite compares times as text: one that plain SQL wrote in another form is never equal.
             starts_at=one.starts_at,
@@ -199,8 +214,10 @@ class _Settling:
         )
 
     def _clock_stepped_back(self) -> bool:
-        last = self.schedule.last_slot
-        return last is not None and (last - self.now).total_seconds() > timetable.STEPPED_BACK
+        written = (self.schedule.last_slot, self.schedule.planned_at)
+        return any(
+            at is not None and (at - self.now).total_seconds() > timetable.STEPPED_BACK for at in written
+        )
 
     def _take_back(self, cron: Cron) -> None:
         """Slots that a clock ahead of its time had settled come again. Those that fired stay fired; what was
@@ -208,12 +225,14 @@ class _Settling:
         """
         one, now = self.schedule, self.now
         logger.warning(
-            'Schedule "%s" has settled its slots up to %s, but the database\'s clock says %s: it has stepped '
+            'Schedule "%s" was settled and planned at %s, but the database\'s clock says %s: it has stepped '
             "back. Slots from now on fire when their time comes, but for those that have fired.",
             one.name,
-            one.last_slot,
+            max(at for at in (one.last_slot, one.planned_at) if at is not None),
             now,
         )
+        if one.last_slot is None or one.last_slot <= now:
+            return
         recorded = ScheduleSlot.objects.using(self.db).filter(
             schedule=one, fate__in=(Fate.MISSED, Fate.OVERLAP, Fate.UNKNOWN)
         )
@@ -247,24 +266,31 @@ class _Settling:
             elif not self._unknown(cron, due):
                 return
             one.last_slot = due.last
-        self._write(next_run_at=decision.next, last_slot=one.last_slot, last_job_id=one.last_job_id)
+        self._write(
+            next_run_at=decision.next,
+            last_slot=one.last_slot,
+            last_job_id=one.last_job_id,
+            planned_at=self.now,
+        )
 
     def _skip(self, cron: Cron, due: Stretch, fate: Fate, reason: str) -> None:
-        """Record slots that do not fire, but for those of them that were skipped by hand, or had fired when a
-        clock was ahead of its time.
+        """Record slots that do not fire, but for those of them that the ledger has: skipped by hand, fired
+        when a clock was ahead of its time, or settled before somebody wrote back an old row.
         """
-        settled = ScheduleSlot.objects.using(self.db).filter(
-            schedule=self.schedule,
-            fate__in=(Fate.FIRED, Fate.SKIPPED),
-            slot__range=(due.first, due.last),
+        settled = (
+            ScheduleSlot.objects.using(self.db)
+            .filter(
+                Q(slot__gte=due.first) | Q(until__gte=due.first), schedule=self.schedule, slot__lte=due.last
+            )
+            .exclude(fate=Fate.BY_HAND)
         )
         first: datetime | None = due.first
-        for one in [*settled.order_by("slot").values_list("slot", flat=True), None]:
-            last = due.last if one is None else cron.latest(one - slots.MOMENT)
+        for since, until in [*settled.order_by("slot").values_list("slot", "until"), (None, None)]:
+            last = due.last if since is None else cron.latest(since - slots.MOMENT)
             if first is not None and last is not None and first <= last:
                 self._record(Stretch(first, last, 1 + cron.count(first, last)), fate, reason)
-            if one is not None:
-                first = cron.after(one)
+            if since is not None and first is not None:
+                first = max(first, cron.after(until or since) or first)
 
     def _fire_slots(self, decision: Decision) -> None:
         """Enqueue what is to fire, but for slots that have been settled before, as the ledger knows."""
@@ -287,13 +313,15 @@ class _Settling:
         self.done.fired += len(jobs)
 
     def _previous_run(self) -> Job | None:
-        """Return the job that stands in the way of the next one. One that died stands there no longer than
-        its lease, and then as long as it is to be retried.
+        """Return a job that stands in the way of the next one, as the ledger knows it. One that died stands
+        there no longer than its lease, and then as long as it is to be retried.
         """
         if self.schedule.on_overlap != OnOverlap.SKIP:
             return None
         alive = (Status.READY, Status.RUNNING)
-        jobs = Job.objects.using(self.db).filter(pk=self.schedule.last_job_id, status__in=alive)
+        runs = ScheduleSlot.objects.using(self.db).filter(schedule=self.schedule, job_id__isnull=False)
+        recent = list(runs.order_by("-slot").values_list("job_id", flat=True)[:RUNS])
+        jobs = Job.objects.using(self.db).filter(pk__in=recent, status__in=alive)
         previous: Job | None = jobs.defer("payload", "history").first()
         return previous
 
@@ -302,11 +330,16 @@ class _Settling:
         there was none, record them as skipped. Return whether that is done.
         """
         one, grace = self.schedule, conf.current().UNKNOWN_TYPE_GRACE
-        reason = f'no scheduler that ran knows the job type "{one.job_type}"'
-        if (self.now - due.first).total_seconds() < grace:
+        waited = (self.now - due.first).total_seconds()
+        # As long as none has been running for the grace, silence says nothing about the type.
+        alive = Liveness.objects.lasting(grace=grace, db=self.db).filter(name=ALIVE)
+        if waited < grace or not alive.exists():
+            reason = f'this process does not know the job type "{one.job_type}"'
             self._tell(signals.slot_left, slot=due.first, reason=reason, grace=grace)
             return False
-        self._skip(cron, due, Fate.UNKNOWN, reason)
+        self._skip(
+            cron, due, Fate.UNKNOWN, f'no scheduler knew the job type "{one.job_type}" for {grace:g} s'
+        )
         return True
 
     # --- writing ---------------------------------------------------------------------------------

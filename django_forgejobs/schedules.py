@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from django.conf import settings
@@ -48,6 +48,8 @@ class Declared:
 
     def columns(self, *, max_bytes: int | None = None) -> dict[str, Any]:
         """Return the columns that are the code's, checked; raise ``JobError`` for a bad one."""
+        if type(self.enabled) is not bool:
+            raise JobError(f'Schedule "{self.name}": enabled={payloads.in_words(self.enabled)} is no bool.')
         named = replace(
             self,
             timezone=self.timezone or settings.TIME_ZONE,
@@ -72,6 +74,12 @@ def schedule(
     ``on_overlap`` ("allow", "skip"), ``starts_at``, ``ends_at`` (aware), ``enabled`` (how it begins). Raises
     ``JobError`` for what no scheduler could run.
     """
+
+    if not isinstance(cron, str):
+        raise JobError(
+            f"@schedule takes an expression, not {payloads.in_words(cron)}: write "
+            '@schedule("30 2 * * *") above @job("…").'
+        )
 
     def decorate(handler: Handler[P, R]) -> Handler[P, R]:
         if not isinstance(handler, Handler):
@@ -152,10 +160,17 @@ def _check_times(schedule: Any) -> None:
         value = getattr(schedule, what)
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
             raise JobError(f"{what}={payloads.in_words(value)} is no datetime with a time zone.")
-        if value is not None and not 1970 <= value.year <= 9000:
+        if value is not None and not 1970 <= _utc_year(value) <= 9000:
             raise JobError(f"{what}={value} is outside the years 1970 to 9000.")
     if schedule.starts_at and schedule.ends_at and schedule.ends_at < schedule.starts_at:
         raise JobError(f"ends_at={schedule.ends_at} is before starts_at={schedule.starts_at}.")
+
+
+def _utc_year(value: datetime) -> int:
+    try:
+        return value.astimezone(UTC).year
+    except OverflowError:
+        return 0
 
 
 def _whole_seconds(name: str, spread: Any) -> int:

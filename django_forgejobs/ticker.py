@@ -67,13 +67,12 @@ class Ticker:
     def once(self) -> Tick:
         """Do one round and return what it did; raises what the database does."""
         if not self._synced:
-            scheduler.begin(self.db, self.declared)
-            self._synced = True
+            self._synced = not scheduler.begin(self.db, self.declared).held
         if time.monotonic() - self._announced_at >= ANNOUNCE_INTERVAL:
             scheduler.announce(self.db, self.declared)
             self._announced_at = time.monotonic()
             tally.flush(self.db)
-        tick = scheduler.tick(self.db, stop=lambda: self.stopping)
+        tick = scheduler.tick(self.db, stop=self._between)
         self.done += tick
         return tick
 
@@ -101,6 +100,11 @@ class Ticker:
             on_failure()
         finally:
             between.close_all()
+
+    def _between(self) -> bool:
+        """Say between two schedules that the loop is alive: a thousand of them can take a minute."""
+        self._on_round()
+        return self.stopping
 
     def _round(self) -> None:
         try:

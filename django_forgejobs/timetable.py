@@ -5,6 +5,7 @@ What a tick does to one that is due is in ``scheduler``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -58,7 +59,8 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def due(self, now: Combinable | None = None) -> ScheduleQuerySet:
         """Active ones that a tick has something to do with, ``clocked``."""
         now = Now() if now is None else now
-        stepped_back = Q(last_slot__gt=AfterSeconds(Value(STEPPED_BACK), since=now))
+        ahead = AfterSeconds(Value(STEPPED_BACK), since=now)
+        stepped_back = Q(last_slot__gt=ahead) | Q(planned_at__gt=ahead)
         found = self.active().filter(UNPLANNED | Q(next_run_at__lte=now) | stepped_back)
         return found.clocked(now)
 
@@ -74,11 +76,14 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
 
 @dataclass
 class Synced:
-    """What a sync did, by names of schedules. ``refused`` exist already, and are not the code's."""
+    """What a sync did, by names of schedules. ``refused`` exist already, and are not the code's; ``held`` are
+    locked by somebody, and were not changed.
+    """
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]
@@ -93,9 +98,16 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
     def resume(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Let a schedule fire again, from the next future slot; return whether this call did it.
 
-        ``by`` is taken for the sake of the other moves: a schedule that fires has nothing to explain.
+        Raises ``JobError`` for one that the next tick would only disable again. ``by`` is taken for the sake
+        of the other moves: a schedule that fires has nothing to explain.
         """
-        return self._switch(schedule, db, enabled=True, disabled_reason="")
+
+        def resume(row: Schedule) -> bool:
+            if not row.enabled:
+                schedules.check(row)
+            return self._switch(row, db, enabled=True, disabled_reason="")
+
+        return bool(self._locked(schedule, db, resume))
 
     def _switch(self, schedule: Schedule | int, db: str | None, *, enabled: bool, **values: Any) -> bool:
         # What was planned is forgotten by a trigger, so that plain SQL has the same effect.
@@ -106,10 +118,12 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         """Leave out the next slot of an active schedule and return it; None if there is none planned."""
 
         def skip(row: Schedule) -> datetime | None:
-            slot = row.next_run_at
-            if slot is None or not row.enabled or row.gone_at is not None:
+            if not row.enabled or row.gone_at is not None:
                 return None
             found = schedules.check(row)
+            planned, slot = row.planned, row.next_run_at  # type: ignore[attr-defined]
+            if not planned:  # as the next tick will
+                slot = slots.first(found, row.now, row.starts_at, row.ends_at)  # type: ignore[attr-defined]
             settled = row.slots.using(row._state.db)
             # One that was skipped, and planned anew when its schedule was paused and resumed.
             while slot is not None and settled.filter(slot=slot).exists():
@@ -117,8 +131,9 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
             if slot is None:
                 return None
             self.record(row, slot, Fate.SKIPPED, reason=f"by {by}" if by else "")
-            following = slots.first(found, slot, None, row.ends_at)
-            self.using(row._state.db).filter(pk=row.pk).update(next_run_at=following)
+            if planned:
+                following = slots.first(found, slot, None, row.ends_at)
+                self.using(row._state.db).filter(pk=row.pk).update(next_run_at=following)
             return slot
 
         return self._locked(schedule, db, skip)
@@ -144,7 +159,7 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
 
         def locked() -> T | None:
             with transaction.atomic(using=alias):
-                found = self.using(alias).filter(pk=pk).annotate(now=Now())
+                found = self.using(alias).filter(pk=pk).clocked()
                 row = found.select_for_update(no_key=True).first()
                 return None if row is None else work(row)
 
@@ -204,37 +219,47 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         def sync() -> Synced:
             done = Synced()
             with transaction.atomic(using=alias):
-                rows = self.using(alias).filter(name__in=list(declared)).order_by("name")
-                known = {row.name: row for row in rows.select_for_update(no_key=True)}
+                known = {row.name: row for row in self.using(alias).filter(name__in=list(declared))}
                 for name, one in sorted(declared.items()):
                     if name not in known:
                         self._add(one, alias)
                         done.added.append(name)
                     elif known[name].source != Source.CODE:
                         done.refused.append(name)
-                    elif self._change(known[name], one):
-                        done.changed.append(name)
+                    elif changed := self._changes(known[name], one):
+                        moved = self._update_free(self.using(alias).filter(name=name), **changed)
+                        (done.changed if moved else done.held).append(name)
             self.announce(declared, db=alias)
             return done
 
         return sql.again(alias, sync)
 
+    def _update_free(self, rows: ScheduleQuerySet, **values: Any) -> int:
+        """Update those of ``rows`` that nobody holds: somebody's open transaction holds up its own row alone.
+        Return how many.
+        """
+        with transaction.atomic(using=rows.db):
+            free = rows.select_for_update(skip_locked=True, no_key=True).values_list("pk", flat=True)
+            return int(self.using(rows.db).filter(pk__in=list(free)).update(**values))
+
     def _add(self, one: Declared, db: str) -> None:
         row = self.model(**one.columns(), enabled=one.enabled, source=Source.CODE, declared_at=Now())
-        # Another scheduler may be starting too, and have been quicker.
-        self.using(db).bulk_create([row], ignore_conflicts=True)
+        # Another scheduler may be starting too, and have been quicker. Not ignore_conflicts: SQLite would
+        # ignore a row that a constraint refuses, too.
+        self.using(db).bulk_create(
+            [row], update_conflicts=True, unique_fields=["name"], update_fields=["declared_at"]
+        )
 
-    def _change(self, row: Schedule, one: Declared) -> bool:
-        changed = {name: value for name, value in one.columns().items() if getattr(row, name) != value}
-        if changed:
-            self.using(row._state.db).filter(pk=row.pk).update(**changed)
-        return bool(changed)
+    def _changes(self, row: Schedule, one: Declared) -> dict[str, Any]:
+        return {
+            name: value for name, value in one.columns().items() if _text(getattr(row, name)) != _text(value)
+        }
 
     def announce(self, names: Iterable[str], *, db: str | None = None) -> None:
         """Say that the code declares ``names`` now. One that was gone is planned anew, and fires nothing."""
         mine = self.using(self.alias(db)).filter(source=Source.CODE, name__in=list(names))
-        mine.filter(gone_at__isnull=False).update(gone_at=None, planned_cron="")
-        mine.update(declared_at=Now())
+        self._update_free(mine.filter(gone_at__isnull=False), gone_at=None, planned_cron="")
+        self._update_free(mine, declared_at=Now())
 
     def mark_gone(self, *, grace: float, db: str | None = None) -> list[str]:
         """Mark schedules that no code has declared for ``grace`` seconds; return their names.
@@ -245,7 +270,7 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
             source=Source.CODE, gone_at__isnull=True, declared_at__lt=AfterSeconds(Value(-grace))
         )
         names = sorted(silent.values_list("name", flat=True))
-        return names if silent.filter(name__in=names).update(gone_at=Now()) else []
+        return [name for name in names if self._update_free(silent.filter(name=name), gone_at=Now())]
 
     def alias(self, db: str | None) -> str:
         """Return the alias of the queue's database: schedules live where their jobs do."""
@@ -256,6 +281,11 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
 def paused(by: str) -> str:
     """Return the reason to store with a schedule that somebody pauses."""
     return f"{PAUSED} by {by}." if by else f"{PAUSED}."
+
+
+def _text(value: Any) -> str:
+    """Return what tells 1 from true and 1.0, where Python's ``==`` does not."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def slot_key(schedule_id: int, slot: datetime) -> str:

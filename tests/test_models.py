@@ -149,7 +149,7 @@ def test_a_schedule_of_name_type_and_cron_alone_is_a_right_one() -> None:
     for row in (by_sql, by_orm):
         row.refresh_from_db()
         assert row.next_run_at is not None
-    moments = {"id", "name", "created_at"}
+    moments = {"id", "name", "created_at", "planned_at"}
     for name in {one.attname for one in Schedule._meta.concrete_fields} - moments:
         assert getattr(by_sql, name) == getattr(by_orm, name), name
 
@@ -202,7 +202,9 @@ def test_a_schedule_has_one_record_a_slot() -> None:
 
 
 @pytest.mark.sqlite_only
-@pytest.mark.parametrize("change", ["last_slot = '2026-13-45 00:00:00'", "spread = 'much'"])
+@pytest.mark.parametrize(
+    "change", ["last_slot = '2026-13-45 00:00:00'", "spread = 'much'", "name = CAST(x'ff41' AS text)"]
+)
 def test_a_schedule_that_cannot_even_be_read_is_disabled_and_stops_no_other(change: str) -> None:
     bad, good = make_schedule(), make_schedule()
     with connection.cursor() as cursor:

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 import tests.jobsapp.jobs  # noqa: F401 (registers the types)
 from django_forgejobs import cron, registry, scheduler, signals
 from django_forgejobs.exceptions import JobError
-from django_forgejobs.models import Job, Schedule, ScheduleSlot
+from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
 from django_forgejobs.scheduler import Tick
 from django_forgejobs.slots import Fate
 from tests.factories import in_seconds, make_job, make_schedule
@@ -206,22 +206,29 @@ def test_ten_years_of_missed_minutes_are_settled_in_one_tick() -> None:
 # --- Overlap -------------------------------------------------------------------------------------
 
 
+def overlapping(previous: Job, **fields: Any) -> Schedule:
+    """Insert a schedule that has fired `previous` a minute ago."""
+    schedule = make_schedule(next_run_at=NOON, **{"on_overlap": "skip", **fields})
+    Schedule.objects.record(schedule, minute(-1), Fate.FIRED, job=previous)
+    return schedule
+
+
 @pytest.mark.parametrize("status", ["ready", "running"])
 def test_a_slot_is_skipped_while_the_previous_run_has_not_ended(status: str) -> None:
     """C045."""
     previous = make_job(status=status)
-    schedule = make_schedule(next_run_at=NOON, on_overlap="skip", last_job_id=previous.pk)
+    schedule = overlapping(previous)
     assert tick() == Tick(skipped=1)
-    slot = ScheduleSlot.objects.get()
+    slot = ScheduleSlot.objects.latest("slot")
     assert slot.fate == "overlap"
     assert slot.reason == f"{previous} has not ended"
-    assert (row(schedule).next_run_at, schedule.last_job_id) == (minute(1), previous.pk)
+    assert (row(schedule).next_run_at, schedule.last_job_id) == (minute(1), None)
 
 
 @pytest.mark.parametrize("status", ["done", "dead", "failed", "cancelled", "archived"])
 def test_a_previous_run_that_has_ended_or_is_gone_stands_in_nobodys_way(status: str) -> None:
     previous = make_job(status="done" if status == "archived" else status)
-    make_schedule(next_run_at=NOON, on_overlap="skip", last_job_id=previous.pk)
+    overlapping(previous)
     if status == "archived":
         previous.delete()
     assert tick() == Tick(fired=1)
@@ -230,14 +237,36 @@ def test_a_previous_run_that_has_ended_or_is_gone_stands_in_nobodys_way(status: 
 def test_a_crash_of_the_previous_run_blocks_the_next_no_longer_than_its_lease() -> None:
     """C071: the job is reclaimed and dies; the slot after that fires."""
     previous = make_job(status="running", lease=-1, lease_expirations=2)
-    make_schedule(next_run_at=NOON, on_overlap="skip", last_job_id=previous.pk)
+    overlapping(previous)
     assert tick() == Tick(skipped=1)
     Job.objects.reclaim()
     assert tick(minute(1)) == Tick(fired=1)
 
 
+def test_a_run_by_hand_hides_no_run_that_has_not_ended() -> None:
+    schedule = overlapping(make_job(status="running"))
+    job = Schedule.objects.run_now(schedule)
+    assert job is not None
+    Job.objects.cancel(job)
+    assert tick() == Tick(skipped=1)
+
+
+def test_an_old_row_that_is_written_back_lets_no_run_overlap_and_no_slot_go_unrecorded() -> None:
+    """C009, by code: a copy of before, with another value in one column."""
+    old = make_schedule(next_run_at=NOON, on_overlap="skip")
+    tick()
+    old.priority = 5
+    old.save()
+    assert tick(minute(1)).fired == 0  # NOON has fired, and its job is still ready
+    skips = make_schedule(next_run_at=NOON, on_missed="skip")
+    tick(minute(3))
+    skips.save()
+    tick(minute(6))
+    assert sum(slot.count for slot in skips.slots.all()) == 7
+
+
 def test_overlapping_runs_are_allowed_unless_said_otherwise() -> None:
-    make_schedule(next_run_at=NOON, last_job_id=make_job(status="running").pk)
+    overlapping(make_job(status="running"), on_overlap="allow")
     assert tick() == Tick(fired=1)
 
 
@@ -382,8 +411,17 @@ def test_a_slot_that_was_skipped_and_planned_anew_is_skipped_once_and_missed_nev
     ]
 
 
+def test_of_a_schedule_that_is_to_be_planned_the_slot_that_will_be_next_is_skipped() -> None:
+    schedule = make_schedule(cron="0 0 1 1 *")
+    slot = Schedule.objects.skip_next(schedule)
+    assert slot is not None
+    assert (slot.month, slot.day) == (1, 1)
+    assert tick(slot - timedelta(days=1)) == Tick()
+    assert tick(slot) == Tick()
+    assert row(schedule).next_run_at == slot.replace(year=slot.year + 1)
+
+
 def test_nothing_is_skipped_where_nothing_is_planned() -> None:
-    assert Schedule.objects.skip_next(make_schedule()) is None
     assert Schedule.objects.skip_next(make_schedule(next_run_at=NOON, enabled=False)) is None
     assert Schedule.objects.skip_next(123456) is None
     with pytest.raises(JobError, match="neither a stored row nor the id of one"):
@@ -437,6 +475,8 @@ def test_a_row_that_cannot_be_understood_is_disabled_with_a_reason_and_stops_no_
 def test_a_mended_schedule_is_planned_once_it_is_resumed() -> None:
     schedule = make_schedule(cron="61 * * * *")
     tick()
+    with pytest.raises(JobError, match="61"):
+        Schedule.objects.resume(schedule)  # the next tick would only disable it again
     Schedule.objects.update(cron="30 * * * *")
     assert tick() == Tick()
     assert Schedule.objects.resume(schedule) is True
@@ -481,11 +521,13 @@ def test_slots_of_a_type_that_no_scheduler_knows_are_recorded_as_skipped_after_t
 ) -> None:
     settings.FORGEJOBS = {"UNKNOWN_TYPE_GRACE": 600}
     schedule = make_schedule(job_type="t.nowhere", next_run_at=NOON)
+    assert tick(minute(10)) == Tick()  # a scheduler that has just come up knows nothing of the others
+    Liveness.objects.create(name=scheduler.ALIVE, since=in_seconds(-700), seen_at=in_seconds(0))
     assert tick(minute(9.9)) == Tick()
     assert tick(minute(10)) == Tick(skipped=11)
     slot = ScheduleSlot.objects.get()
     assert (slot.slot, slot.until, slot.count, slot.fate) == (NOON, minute(10), 11, "unknown")
-    assert slot.reason == 'no scheduler that ran knows the job type "t.nowhere"'
+    assert slot.reason == 'no scheduler knew the job type "t.nowhere" for 600 s'
     assert (row(schedule).enabled, schedule.next_run_at) == (True, minute(11))
     assert not Job.objects.exists()
 
@@ -511,6 +553,17 @@ def test_a_clock_that_stepped_back_is_noticed_and_no_slot_is_lost_or_fired_twice
     assert fired() == [NOON + timedelta(hours=hour) for hour in range(11)]
     assert Job.objects.count() == 11
     assert {fate for *_, fate in ledger()} == {"fired"}
+
+
+def test_what_was_planned_by_a_clock_ahead_of_its_time_is_planned_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has never fired, so that no slot tells; it would be silent for ten years."""
+    schedule = make_schedule()
+    tick(NOON + timedelta(days=3652))
+    tick()
+    assert row(schedule).next_run_at == minute(1)
+    assert "stepped back" in caplog.text
 
 
 def test_a_clock_that_stepped_back_by_less_than_a_minute_changes_nothing(

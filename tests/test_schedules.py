@@ -1,11 +1,12 @@
 """Schedules that code declares, how they become rows, and what becomes of them when the code forgets them."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.db import connection
 
 import django_forgejobs.jobs  # noqa: F401 (registers ours)
 import tests.jobsapp.jobs  # noqa: F401 (registers the types)
@@ -14,6 +15,7 @@ from django_forgejobs.jobs import BUILT_IN
 from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
 from django_forgejobs.schedules import Declared
 from tests.factories import in_seconds, make_job, make_schedule
+from tests.sessions import session
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -76,6 +78,8 @@ def test_a_job_may_have_several_schedules_by_name() -> None:
         ({"starts_at": datetime(2026, 1, 1)}, "no datetime with a time zone"),
         ({"ends_at": "2026"}, "ends_at='2026' is no datetime"),
         ({"starts_at": NOON, "ends_at": NOON - timedelta(days=1)}, "is before starts_at"),
+        ({"ends_at": datetime(9000, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))}, "outside the years"),
+        ({"enabled": "no"}, "enabled='no' is no bool"),
         ({"nmae": "x"}, "has no 'nmae'"),
         ({"name": ""}, "name is empty"),
     ],
@@ -94,6 +98,15 @@ def test_schedule_stands_above_job() -> None:
     with pytest.raises(JobError, match=r'@schedule\("0 3 \* \* \*"\) stands above @job'):
 
         @schedule("0 3 * * *")  # type: ignore[arg-type]
+        def handler(payload: Any) -> None: ...
+
+
+def test_schedule_without_an_expression_is_refused() -> None:
+    """Or the job would be lost, and no schedule made, without a word."""
+    with pytest.raises(JobError, match=r"@schedule takes an expression, not <job 't\.decorated'"):
+
+        @schedule  # type: ignore[arg-type]
+        @job("t.decorated")
         def handler(payload: Any) -> None: ...
 
 
@@ -150,6 +163,32 @@ def test_code_that_changed_changes_its_row_and_leaves_a_pause_alone() -> None:
         False,
         "Paused by ada.",
     )
+
+
+@pytest.mark.django_db
+def test_a_payload_that_changes_from_1_to_true_is_a_change() -> None:
+    scheduler.begin("default", declare(payload={"a": 1}))
+    assert scheduler.begin("default", declare(payload={"a": True})).changed == ["one"]
+    assert Schedule.objects.get().payload == {"a": True}
+
+
+@pytest.mark.postgres_only
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_somebody_holds_stops_no_scheduler() -> None:
+    scheduler.begin("default", declare())
+    with session() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM forgejobs_schedule FOR UPDATE")
+        with connection.cursor() as impatient:
+            impatient.execute("SET lock_timeout = 2000")
+        try:
+            synced = scheduler.begin("default", declare(cron="5 5 * * *"))
+            scheduler.announce("default", declare())
+        finally:
+            with connection.cursor() as impatient:
+                impatient.execute("SET lock_timeout = 0")
+    assert (synced.held, synced.changed) == (["one"], [])
+    assert scheduler.begin("default", declare(cron="5 5 * * *")).changed == ["one"]
 
 
 @pytest.mark.django_db

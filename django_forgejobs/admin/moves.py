@@ -122,7 +122,7 @@ OF_SCHEDULES = {
                 "%(count)d schedules were left as they are: they are paused already.",
                 "count",
             ),
-            lambda schedule: schedule.enabled,
+            lambda schedule: schedule.enabled and schedule.gone_at is None,
         ),
         ByHand(
             "resume",
@@ -154,7 +154,7 @@ OF_SCHEDULES = {
                 "%(count)d schedules were left as they are: they have no next slot.",
                 "count",
             ),
-            lambda schedule: schedule.enabled and schedule.next_run_at is not None,
+            lambda schedule: schedule.enabled and schedule.gone_at is None,
         ),
     )
 }

@@ -209,6 +209,9 @@ class ScheduleForm(_ModelForm):
                 self.add_error(blamed[0] if blamed and blamed[0] in self.fields else None, text)
         return cleaned
 
+    def validate_constraints(self) -> None:
+        """Leave the table's constraints to the table: ``schedules.check`` has said it in better words."""
+
     def validate_unique(self) -> None:
         """Look for the name in the queue's database, wherever routers would look."""
         name = self.cleaned_data.get("name")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.widgets import AdminSplitDateTime
+from django.db import IntegrityError
 from django.db.models import DateTimeField, Exists, OuterRef, Q, Subquery
 from django.db.models.enums import TextChoices
+from django.http import HttpResponseRedirect
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -244,6 +246,16 @@ class ScheduleAdmin(OperatedAdmin):
 
     # --- the list --------------------------------------------------------------------------------
 
+    def changeform_view(
+        self, request: HttpRequest, object_id: Any = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Answer the second of two clicks, which finds the name taken only when it writes."""
+        try:
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        except IntegrityError:
+            self.message_user(request, gettext("There is a schedule of this name already."), messages.ERROR)
+            return HttpResponseRedirect(self.address(request, "changelist"))
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add how long ago a scheduler was seen."""
         seen = measures.scheduler_seen_seconds(self.alias)
@@ -317,12 +329,15 @@ class ScheduleAdmin(OperatedAdmin):
         if obj is not None:
             form.instance = obj  # what is read-only on the page is as it is stored
         context |= {
-            "preview": None if shown is None else self._preview(form, shown, obj),
+            "preview": None
+            if shown is None or (obj is not None and obj.gone_at is not None)
+            else self._preview(form, shown, obj),
             "previews": form.previews and not form.errors,
             "here": timezone.get_current_timezone_name(),
             "zones": zones(),
             "zones_id": ZONES,
             "buttons": [] if obj is None else self.buttons(request, obj),
+            "is_gone": obj is not None and obj.gone_at is not None,
             "of_code": obj is not None and obj.source == Source.CODE,
             "edits": "cron" in form.fields,
             "ledger": [] if obj is None else list(self._ledger(obj)),

@@ -129,7 +129,7 @@ def test_once_does_what_is_due_and_exits_0(start: Start) -> None:
 def test_schedules_of_the_settings_become_rows_and_fire(start: Start) -> None:
     process = start(forgejobs={"SCHEDULES": {"report": REPORT}})
     wait_for(lambda: Schedule.objects.filter(name="report", next_run_at__isnull=False).exists())
-    assert "4 declared in code" in process.output  # with two of our own and one of the demo's
+    assert "2 declared in code, 2 built in" in process.output  # with two of our own and one of the demo's
     assert not Job.objects.exists()
     Schedule.objects.filter(name="report").update(next_run_at=in_seconds(-1))
     wait_for(Job.objects.exists, message=lambda: process.output)

@@ -12,6 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 import django_forgejobs
 from django_forgejobs import between, reload, watchdog
+from django_forgejobs.jobs import BUILT_IN
 from django_forgejobs.management.base import FORCED, counted
 from django_forgejobs.management.process import (
     ProcessCommand,
@@ -84,6 +85,7 @@ runworker --scheduler                 in a worker's process, for small sites
 
     def announce(self, ticker: Ticker, scheduler: str, *, reloads: bool, **options: Any) -> None:
         """Say what was started, where, and how to stop it."""
+        ours = ticker.declared.keys() - BUILT_IN
         facts = {
             "version": django_forgejobs.__version__,
             "scheduler": scheduler,
@@ -95,7 +97,7 @@ runworker --scheduler                 in a worker's process, for small sites
             return
         lines = (
             ("database", facts["database"]),
-            ("schedules", f"{len(ticker.declared)} declared in code, and those made in the admin"),
+            ("schedules", f"{len(ours)} declared in code, {len(BUILT_IN)} built in, and those of the admin"),
             ("tick", f"every {ticker.interval:g} s"),
             ("reload", "when code changes" if reloads else ""),
             ("stop", "Ctrl-C or TERM"),
