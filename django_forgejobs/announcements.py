@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db import models
-from django.db.models import Value
+from django.db.models import Case, F, Value, When
 from django.db.models.functions import Now
 
 from django_forgejobs.dialect import AfterSeconds
@@ -19,15 +19,19 @@ class AnnouncementManager(models.Manager[Any]):
 
     def announce(self, names: Iterable[str], *, grace: float, db: str) -> None:
         """Say that ``names`` are there now; an announcement older than ``grace`` seconds begins anew."""
-        cutoff = AfterSeconds(Value(-grace))
         names = sorted(set(names))
-        self.using(db).filter(pk__in=names, seen_at__lt=cutoff).update(since=Now())
-        self.using(db).bulk_create(
-            [self.model(pk=name, since=Now(), seen_at=Now()) for name in names],
-            update_conflicts=True,
-            unique_fields=["pk"],
-            update_fields=["seen_at"],
+        known = self.using(db).filter(pk__in=names)
+        # One statement that commits itself: whoever is frozen or cut off in the middle holds no row for long.
+        renewed = known.update(
+            since=Case(When(seen_at__lt=AfterSeconds(Value(-grace)), then=Now()), default=F("since")),
+            seen_at=Now(),
         )
+        if renewed < len(names):
+            new = set(names) - set(known.values_list("pk", flat=True))
+            self.using(db).bulk_create(
+                [self.model(pk=name, since=Now(), seen_at=Now()) for name in sorted(new)],
+                ignore_conflicts=True,
+            )
 
     def lasting(self, *, grace: float, db: str) -> Any:
         """Return what has been announced, without a break, for all of the last ``grace`` seconds."""
