@@ -124,7 +124,8 @@ def _check_letters(expression: str, index: int, text: str) -> None:
     for word in re.findall(r"[a-z]+", text):
         if word == "h" or word in _NAMES.get(index, ()):
             continue
-        if word == "l" and (index == 2 or (index == 4 and re.fullmatch(r"l[0-7](,l[0-7])*", text))):
+        last_days = index == 4 and all(re.fullmatch(r"l[0-7]|[^l]*", part) for part in text.split(","))
+        if word == "l" and (index == 2 or last_days):
             continue
         if word == "r":
             raise _refuse(expression, f"{where} is random, so that nobody could say when it runs. Use H.")
@@ -193,7 +194,7 @@ def _grid(expression: str, name: str | None) -> tuple[Grid, bool, tuple[str, ...
     plain[2] = ",".join(numbered) or "*"
     try:
         lists, nth = croniter.expand(" ".join(plain), hash_id=(name or "").encode("utf-8", "surrogatepass"))
-    except Exception as error:  # CroniterError, ValueError, KeyError, RecursionError: whatever text provokes
+    except Exception as error:  # its own in version 7; a tick must survive those of any other, too
         reason = " ".join(str(error).split()) or type(error).__name__
         raise _refuse(expression, f"it cannot be understood ({reason[:200]}).") from None
     minutes, hours, days, months, weekdays = lists
@@ -325,10 +326,11 @@ class Cron:
 
     def _extra(self, stretch: Stretch) -> datetime | None:
         """Return the end of a gap that swallowed fixed times, unless it is a slot anyway."""
-        low, high = stretch.was, stretch.shows
-        if not self.fixed or not self.grid.count(low, high) or self.grid.count(high, high + _MOMENT):
+        if not self.fixed or stretch.offset <= stretch.before:
             return None
-        return stretch.start
+        low, high = stretch.was, stretch.shows
+        swallowed = self.grid.count(low, high) and not self.grid.count(high, high + _MOMENT)
+        return stretch.start if swallowed else None
 
     def _first_in(self, stretch: Stretch, after: datetime) -> datetime | None:
         if (extra := self._extra(stretch)) is not None and extra > after:
@@ -358,9 +360,11 @@ class Cron:
         """Return what clocks do on the local day of ``slot``, and to it."""
         day = local(self.zone, slot).date()
         for stretch in stretches(self.zone, slot - 2 * _DAY, slot + 2 * _DAY):
+            if stretch.offset == stretch.before:
+                continue
             old, new = stretch.was, stretch.shows
             days = min(old, new).date(), (max(old, new) - _MOMENT).date()
-            if old == new or not (day in days or slot == self._extra(stretch)):
+            if day not in days and slot != self._extra(stretch):
                 continue
             way = "forward" if new > old else "back"
             when = f" on this day, {old:%H:%M} to {new:%H:%M}"

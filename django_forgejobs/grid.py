@@ -38,6 +38,10 @@ class Grid:
         return self._days_by_month[monthrange(year, month)]
 
     @cached_property
+    def _ordered_months(self) -> list[int]:
+        return sorted(self.months)
+
+    @cached_property
     def _days_by_month(self) -> dict[tuple[int, int], list[int]]:
         """The days that match in a month that begins on a weekday, from Monday, 0, and has a length: there
         are only 28 such months, and a rare day is looked for in hundreds.
@@ -62,24 +66,22 @@ class Grid:
 
     def next_day(self, since: date) -> date | None:
         """Return the first day that matches, ``since`` or later."""
-        year, month, least = since.year, since.month, since.day
-        for _ in range(12 * (YEARS_BETWEEN + 1)):
-            for day in self.days_of(year, month):
-                if day >= least:
-                    return date(year, month, day)
-            year, month, least = year + month // 12, month % 12 + 1, 1
+        for year in range(since.year, since.year + YEARS_BETWEEN + 1):
+            for month in self._ordered_months:
+                if (year, month) >= (since.year, since.month):
+                    for day in self.days_of(year, month):
+                        if (found := date(year, month, day)) >= since:
+                            return found
         return None
 
     def last_day_until(self, until: date) -> date | None:
         """Return the last day that matches, ``until`` or earlier."""
-        year, month, most = until.year, until.month, until.day
-        for _ in range(12 * (YEARS_BETWEEN + 1)):
-            for day in reversed(self.days_of(year, month)):
-                if day <= most:
-                    return date(year, month, day)
-            year, month, most = year - (month == 1), (month - 2) % 12 + 1, 31
-            if year < 1:
-                return None
+        for year in range(until.year, until.year - YEARS_BETWEEN - 1, -1):
+            for month in reversed(self._ordered_months):
+                if (year, month) <= (until.year, until.month):
+                    for day in reversed(self.days_of(year, month)):
+                        if (found := date(year, month, day)) <= until:
+                            return found
         return None
 
     def first(self, since: datetime) -> datetime | None:

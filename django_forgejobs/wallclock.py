@@ -11,7 +11,7 @@ from django_forgejobs.conf import did_you_mean
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.payloads import in_words
 
-_HALF_A_DAY = timedelta(hours=12)
+_DAY = timedelta(days=1)
 
 
 def zone(name: str) -> ZoneInfo:
@@ -63,12 +63,12 @@ def local(zone: ZoneInfo, instant: datetime) -> datetime:
 
 def stretches(zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[Stretch]:
     """Yield the stretches of one offset from ``start`` to ``end``. The tz database does not tell when
-    offsets change, so it is asked twice a day.
+    offsets change, so it is asked once a day.
     """
     at, offset = start, offset_at(zone, start)
     before = offset
     while at < end:
-        later = min(at + _HALF_A_DAY, end)
+        later = min(at + _DAY, end)
         if (changed := offset_at(zone, later)) != offset:
             change = _change(zone, at, later)
             yield Stretch(start, change, offset, before)

@@ -98,6 +98,7 @@ def test_what_must_be_accepted_is(expression: str) -> None:
         ("0 8 * * 6-1/2", "mon sat"),
         ("0 8 * * FRI-TUE/2", "tue fri sun"),
         ("0 8 * * 1-7/3", "mon thu sun"),
+        ("0 8 * * 7/2", "tue thu sat sun"),  # as 0/2
     ],
 )
 def test_weekdays_are_what_crontab_makes_of_them(expression: str, days: str) -> None:
@@ -122,6 +123,8 @@ def test_weekdays_are_what_crontab_makes_of_them(expression: str, days: str) -> 
         ("0 0 * * L5", ["2026-06-26T00", "2026-07-31T00", "2026-08-28T00"]),
         ("0 0 * * 1#1", ["2026-07-06T00", "2026-08-03T00", "2026-09-07T00"]),
         ("0 0 * * MON#2,TUE#1", ["2026-06-02T00", "2026-06-08T00", "2026-07-07T00"]),
+        ("0 0 * * L5,1#1", ["2026-06-26T00", "2026-07-06T00", "2026-07-31T00"]),
+        ("0 0 * * 1#4,L1", ["2026-06-22T00", "2026-06-29T00", "2026-07-27T00"]),
         ("0 0 1 JAN-MAR *", ["2027-01-01T00", "2027-02-01T00", "2027-03-01T00"]),
         ("0 0 1-31 * 1", ["2026-06-02T00", "2026-06-03T00", "2026-06-04T00"]),
         ("0 0 */10 * *", ["2026-06-11T00", "2026-06-21T00", "2026-07-01T00"]),
@@ -152,7 +155,7 @@ def test_an_accepted_expression_runs_when_crontab_would(expression: str, runs: l
         ("0 0 * * L", "'l', which is no name"),
         ("0 0 * * 5#L", "'l', which is no name"),
         ("0 0 * * 1#6", "cannot be understood"),
-        ("0 0 * * 1,L2", "'l', which is no name"),
+        ("0 0 * * 1,L2", "beside single days"),
         ("0 0 L-3 * *", "cannot be understood"),
         ("0 0 15W * *", "nearest weekday"),
         ("0 0 LW * *", "no name|nearest weekday"),
