@@ -127,6 +127,7 @@ def test_settings_declare_schedules_too(settings: Any) -> None:
         (["x"], "expected a dict of dicts by name"),
     ],
 )
+@pytest.mark.django_db  # Django 6.1 asks the database in run_checks()
 def test_the_checks_report_a_bad_schedule_in_the_settings(settings: Any, declared: Any, message: str) -> None:
     settings.FORGEJOBS = {"SCHEDULES": declared}
     found = [error for error in run_checks() if error.id in ("forgejobs.E001", "forgejobs.E008")]
