@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error as DatabaseError
 from django.db import connections, models, transaction
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from django_forgejobs.models import Job
 
 logger = logging.getLogger("django_forgejobs")
+
+T = TypeVar("T")
 
 #: Rows of one INSERT, and of one reclaiming statement.
 INSERT_ROWS = 2000
@@ -321,16 +323,13 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         facts = Value(json.dumps(intake.by_whom(by), cls=StrictEncoder))
         sources = [status.value for status in move.sources]
         candidates = self.using(alias).filter(pk=pk, status__in=sources, **also)
-        give_up = time.monotonic() + LOCKED_PATIENCE
-        while not (moved := sql.move(candidates, sql.assignments(move, facts=facts))):
-            if not candidates.exists():
-                return False
-            if time.monotonic() >= give_up:
-                raise JobError(
-                    f"Job {pk} could not be changed for {LOCKED_PATIENCE:g} s: an open transaction holds "
-                    "its row. Find that in pg_stat_activity, and try again."
-                )
-            time.sleep(0.02)
+        moved = patiently(
+            f"Job {pk}",
+            lambda: sql.move(candidates, sql.assignments(move, facts=facts)),
+            candidates.exists,
+        )
+        if not moved:
+            return False
         if signal is not None:
             signals.send(signal, job=moved[0], by=by)
         return True
@@ -359,6 +358,21 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
                 logger.exception("Job %s could not be changed; it is passed over.", rows[0][0])
                 return []
             return [job for row in rows for job in self._each([row], write)]
+
+
+def patiently(row: str, act: Callable[[], Sequence[T]], there: Callable[[], bool]) -> Sequence[T]:
+    """Return what ``act`` returns, called again while it comes back empty and the row is ``there``: somebody
+    holds it. Raises ``JobError`` after ``LOCKED_PATIENCE``.
+    """
+    give_up = time.monotonic() + LOCKED_PATIENCE
+    while not (done := act()) and there():
+        if time.monotonic() >= give_up:
+            raise JobError(
+                f"{row} could not be changed for {LOCKED_PATIENCE:g} s: an open transaction holds its row. "
+                "Find that in pg_stat_activity, and try again."
+            )
+        time.sleep(0.02)
+    return done
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

@@ -29,7 +29,7 @@ from django_forgejobs import (
     sql,
     timetable,
 )
-from django_forgejobs.cron import Cron, offset
+from django_forgejobs.cron import Cron
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
 from django_forgejobs.schedules import Declared
@@ -182,10 +182,10 @@ class _Settling:
     def settle(self) -> None:
         """Plan the schedule, if it is new or was changed; otherwise do what its due slots ask for."""
         cron = schedules.check(self.schedule)
-        stepped_back = self._clock_stepped_back()
-        if stepped_back:
+        if self.schedule.ahead:  # type: ignore[attr-defined]
             self._take_back(cron)
-        if self.schedule.planned and not stepped_back:  # type: ignore[attr-defined]
+            self._plan(cron)
+        elif self.schedule.planned:  # type: ignore[attr-defined]
             self._fire(cron)
         else:
             self._plan(cron)
@@ -211,12 +211,6 @@ class _Settling:
             # SQLite compares times as text: one that plain SQL wrote in another form is never equal.
             starts_at=one.starts_at,
             ends_at=one.ends_at,
-        )
-
-    def _clock_stepped_back(self) -> bool:
-        written = (self.schedule.last_slot, self.schedule.planned_at)
-        return any(
-            at is not None and (at - self.now).total_seconds() > timetable.STEPPED_BACK for at in written
         )
 
     def _take_back(self, cron: Cron) -> None:
@@ -277,12 +271,8 @@ class _Settling:
         """Record slots that do not fire, but for those of them that the ledger has: skipped by hand, fired
         when a clock was ahead of its time, or settled before somebody wrote back an old row.
         """
-        settled = (
-            ScheduleSlot.objects.using(self.db)
-            .filter(
-                Q(slot__gte=due.first) | Q(until__gte=due.first), schedule=self.schedule, slot__lte=due.last
-            )
-            .exclude(fate=Fate.BY_HAND)
+        settled = ScheduleSlot.objects.using(self.db).filter(
+            Q(slot__gte=due.first) | Q(until__gte=due.first), schedule=self.schedule, slot__lte=due.last
         )
         first: datetime | None = due.first
         for since, until in [*settled.order_by("slot").values_list("slot", "until"), (None, None)]:
@@ -304,9 +294,8 @@ class _Settling:
                 self._record(Stretch(slot, slot, 1), Fate.OVERLAP, f"{previous} has not ended")
             return
         jobs = Schedule.objects.enqueue(self.schedule, fire)
-        shift = offset(self.schedule.name, self.schedule.spread)
         for slot, job in zip(fire, jobs, strict=True):
-            late = max(0.0, (self.now - slot).total_seconds() - shift)
+            late = max(0.0, (self.now - job.run_at).total_seconds())
             Schedule.objects.record(self.schedule, slot, Fate.FIRED, job=job, late=late)
             self._tell(signals.slot_fired, slot=slot, job=job, late=late)
         self.schedule.last_job_id = jobs[-1].pk
@@ -345,17 +334,11 @@ class _Settling:
     # --- writing ---------------------------------------------------------------------------------
 
     def _record(self, stretch: Stretch, fate: Fate, reason: str) -> None:
-        """Record a stretch of slots that did not fire as one row, unless its first slot has one."""
+        """Record a stretch of slots that did not fire as one row."""
         until = None if stretch.count == 1 else stretch.last
-        row = ScheduleSlot(
-            schedule=self.schedule,
-            slot=stretch.first,
-            until=until,
-            count=stretch.count,
-            fate=fate,
-            reason=reason,
+        Schedule.objects.record(
+            self.schedule, stretch.first, fate, until=until, count=stretch.count, reason=reason
         )
-        ScheduleSlot.objects.using(self.db).bulk_create([row], ignore_conflicts=True)
         if fate is Fate.MISSED:
             self.done.missed += stretch.count
         else:

@@ -2,8 +2,8 @@
 and changes nothing.
 
 ``sender`` is the ``Job`` model, ``job`` the job as this process knows it; of a schedule's signals it is the
-``Schedule`` model. ``enqueued`` is sent when the
-caller's transaction has committed; the others when the database has the move.
+``Schedule`` model. ``enqueued`` is sent when the caller's transaction has committed; the others when the
+database has the move.
 """
 
 from __future__ import annotations

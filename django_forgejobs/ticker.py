@@ -28,7 +28,8 @@ STOP_WITHIN = 10.0
 class Ticker:
     """Makes rows of the declared schedules, then ticks every ``POLL_INTERVAL``; outages only delay it.
 
-    Any number may run. ``on_round`` is called after each round, an outage or not: the loop is alive.
+    Any number may run. ``on_round`` is called after each round, an outage or not, and between two schedules:
+    the loop is alive.
     ``done`` is what all ticks did. Raises ``JobError`` at once for a declared schedule that is wrong.
     """
 
@@ -39,7 +40,7 @@ class Ticker:
         self.done = Tick()
         self.failed: BaseException | None = None
         self._on_round = on_round or (lambda: None)
-        self._stopped = False
+        self.stopping = False
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._outage = Outage(db)
         self._synced = False
@@ -47,13 +48,8 @@ class Ticker:
 
     def request_stop(self) -> None:
         """Make ``run`` return after the schedule under way. Safe in a signal handler."""
-        self._stopped = True
+        self.stopping = True
         self._wake.put(None)  # unlike an Event's set(), safe where a signal interrupts the wait for it
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it has been told to stop."""
-        return self._stopped
 
     def run(self) -> None:
         """Tick until told to stop."""

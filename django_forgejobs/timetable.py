@@ -21,6 +21,7 @@ from django.db.models.functions import Cast, Now
 
 from django_forgejobs import cron, intake, schedules, slots, sql
 from django_forgejobs.dialect import AfterSeconds
+from django_forgejobs.managers import patiently
 from django_forgejobs.schedules import Declared
 from django_forgejobs.slots import Fate, Source
 
@@ -59,18 +60,19 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def due(self, now: Combinable | None = None) -> ScheduleQuerySet:
         """Active ones that a tick has something to do with, ``clocked``."""
         now = Now() if now is None else now
-        ahead = AfterSeconds(Value(STEPPED_BACK), since=now)
-        stepped_back = Q(last_slot__gt=ahead) | Q(planned_at__gt=ahead)
-        found = self.active().filter(UNPLANNED | Q(next_run_at__lte=now) | stepped_back)
-        return found.clocked(now)
+        return self.active().clocked(now).filter(Q(planned=False) | Q(next_run_at__lte=now) | Q(ahead=True))
 
     def clocked(self, now: Combinable | None = None) -> ScheduleQuerySet:
-        """All of them, each with the time as ``now``, and ``planned``: whether ``next_run_at`` was computed
-        for what the row says now.
+        """All of them, each with the time as ``now``; ``planned``: whether ``next_run_at`` was computed for
+        what the row says now; and ``ahead``: whether that was at a time that is still to come, for the
+        clock has stepped back.
         """
         now = Now() if now is None else now
+        limit = AfterSeconds(Value(STEPPED_BACK), since=now)
         return self.annotate(
-            now=Cast(now, DateTimeField()), planned=Case(When(UNPLANNED, False), default=True)
+            now=Cast(now, DateTimeField()),
+            planned=Case(When(UNPLANNED, False), default=True),
+            ahead=Case(When(Q(last_slot__gt=limit) | Q(planned_at__gt=limit), True), default=False),
         )
 
 
@@ -87,13 +89,18 @@ class Synced:
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]
-    """What is done to schedules by hand and by code. Each call is one transaction, the row locked."""
+    """What is done to schedules by hand and by code. Each call is one transaction, the row locked; one that
+    somebody else holds is tried for ``managers.LOCKED_PATIENCE``, then a ``JobError``.
+    """
 
     # --- by hand ---------------------------------------------------------------------------------
 
     def pause(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Stop a schedule from firing; return whether this call did it."""
-        return self._switch(schedule, db, enabled=False, disabled_reason=paused(by))
+        switched = self._locked(
+            schedule, db, lambda row: self._switch(row, enabled=False, disabled_reason=paused(by))
+        )
+        return bool(switched)
 
     def resume(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> bool:
         """Let a schedule fire again, from the next future slot; return whether this call did it.
@@ -105,13 +112,13 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         def resume(row: Schedule) -> bool:
             if not row.enabled:
                 schedules.check(row)
-            return self._switch(row, db, enabled=True, disabled_reason="")
+            return self._switch(row, enabled=True, disabled_reason="")
 
         return bool(self._locked(schedule, db, resume))
 
-    def _switch(self, schedule: Schedule | int, db: str | None, *, enabled: bool, **values: Any) -> bool:
+    def _switch(self, row: Schedule, *, enabled: bool, **values: Any) -> bool:
         # What was planned is forgotten by a trigger, so that plain SQL has the same effect.
-        found = self.using(self.alias(db)).filter(pk=intake.row_id(schedule), enabled=not enabled)
+        found = self.using(row._state.db).filter(pk=row.pk, enabled=not enabled)
         return bool(found.update(enabled=enabled, **values))
 
     def skip_next(self, schedule: Schedule | int, *, by: str = "", db: str | None = None) -> datetime | None:
@@ -157,20 +164,23 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
         alias = self.alias(db)
         pk = intake.row_id(schedule)
 
-        def locked() -> T | None:
-            with transaction.atomic(using=alias):
-                found = self.using(alias).filter(pk=pk).clocked()
-                row = found.select_for_update(no_key=True).first()
-                return None if row is None else work(row)
+        found = self.using(alias).filter(pk=pk)
 
-        return sql.again(alias, locked)
+        def locked() -> list[T]:
+            with transaction.atomic(using=alias):
+                rows = found.clocked().select_for_update(skip_locked=True, no_key=True)
+                return [work(row) for row in rows]
+
+        done = patiently(f"Schedule {pk}", lambda: sql.again(alias, locked), found.exists)
+        return done[0] if done else None
 
     # --- what a slot leaves behind ---------------------------------------------------------------
 
     def enqueue(
-        self, schedule: Schedule, slots: Iterable[datetime], *, offset: float | None = None
+        self, schedule: Schedule, instants: Iterable[datetime], *, offset: float | None = None
     ) -> list[Job]:
-        """Insert the jobs of ``slots``, due ``offset`` seconds after them; part of the caller's transaction.
+        """Insert the jobs of the slots at ``instants``, due ``offset`` seconds after them; part of the
+        caller's transaction.
 
         Their keys make that once: a job whose key exists is returned as it is. Raises ``JobError`` before
         anything is written.
@@ -187,7 +197,7 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
                 "run_at": slot + timedelta(seconds=offset),
                 "slot_key": slot_key(schedule.pk, slot),
             }
-            for slot in slots
+            for slot in instants
         ]
         found: list[Job] = apps.get_model("forgejobs", "Job").objects.enqueue_slots(
             jobs, db=schedule._state.db

@@ -11,7 +11,7 @@ from django.db.models import DateTimeField, Value
 from django.db.models.functions import Now
 
 import tests.jobsapp.jobs  # noqa: F401 (registers the types)
-from django_forgejobs import cron, registry, scheduler, signals
+from django_forgejobs import cron, managers, registry, scheduler, signals
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.models import Job, Liveness, Schedule, ScheduleSlot
 from django_forgejobs.scheduler import Tick
@@ -419,6 +419,20 @@ def test_of_a_schedule_that_is_to_be_planned_the_slot_that_will_be_next_is_skipp
     assert tick(slot - timedelta(days=1)) == Tick()
     assert tick(slot) == Tick()
     assert row(schedule).next_run_at == slot.replace(year=slot.year + 1)
+
+
+@pytest.mark.postgres_only
+@pytest.mark.parametrize("move", ["pause", "resume", "skip_next", "run_now"])
+def test_a_move_by_hand_says_so_when_somebody_holds_the_row(
+    move: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managers, "LOCKED_PATIENCE", 0.1)
+    held = make_schedule(next_run_at=NOON, enabled=move != "resume")
+    with session() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM forgejobs_schedule WHERE id = %s FOR UPDATE", [held.pk])
+        with pytest.raises(JobError, match="an open transaction holds its row"):
+            getattr(Schedule.objects, move)(held)
 
 
 def test_nothing_is_skipped_where_nothing_is_planned() -> None:
