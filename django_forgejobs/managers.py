@@ -6,7 +6,6 @@ import json
 import logging
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +14,7 @@ from django.db import connections, models, transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
-from django_forgejobs import conf, faults, intake, lanes, settlement, signals, sql
+from django_forgejobs import conf, faults, inserts, intake, lanes, settlement, signals, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.lanes import Suspects
@@ -40,8 +39,7 @@ logger = logging.getLogger("django_forgejobs")
 
 T = TypeVar("T")
 
-#: Rows of one INSERT, and of one reclaiming statement.
-INSERT_ROWS = 2000
+#: Rows of one reclaiming statement.
 RECLAIM_ROWS = 100
 
 #: Seconds for which a move by hand waits for a row that somebody has locked; a heartbeat takes a millisecond.
@@ -68,7 +66,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         Part of the caller's transaction. Options and errors are those of ``queue.enqueue``.
         """
-        return self._insert([intake.row(type, payload, **options)], self.alias(db))[0]
+        return inserts.insert([intake.row(type, payload, **options)], self.alias(db))[0]
 
     def enqueue_many(self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[Job]:
         """Insert many jobs, all or none; return them in input order."""
@@ -77,7 +75,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         def insert() -> list[Job]:
             with transaction.atomic(using=alias):
-                return self._insert(rows, alias)
+                return inserts.insert(rows, alias)
 
         return sql.again(alias, insert)
 
@@ -86,55 +84,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         ``jobs`` are dicts of ``enqueue``'s arguments, but for the key, which is a ``slot_key``.
         """
-        return self._insert(intake.slot_rows(jobs), self.alias(db))
-
-    def _insert(self, rows: Sequence[Mapping[str, Any]], db: str) -> list[Job]:
-        placed: dict[int, Job] = {}
-        by_key: dict[str, list[int]] = defaultdict(list)
-        keyless = []
-        for index, row in enumerate(rows):
-            if row["idempotency_key"] is None:
-                keyless.append(index)
-            else:
-                by_key[row["idempotency_key"]].append(index)
-        for chunk in _chunks(keyless, INSERT_ROWS):
-            inserted = sql.insert(db, [rows[index] for index in chunk])
-            placed |= zip(chunk, inserted, strict=True)
-        new = set(placed.values())
-        # In sorted order, so that two callers with the same keys cannot deadlock.
-        for keys in _chunks(sorted(by_key), INSERT_ROWS):
-            found = self._insert_keyed({key: rows[by_key[key][0]] for key in keys}, db, new)
-            for key in keys:
-                for index in by_key[key]:
-                    if found[key].type != rows[index]["type"]:
-                        raise JobError(
-                            f"idempotency_key {key!r} belongs to job {found[key].pk} of type "
-                            f'"{found[key].type}", not "{rows[index]["type"]}". Put the type into the key.'
-                        )
-                    placed[index] = found[key]
-        self._announce_enqueued(new, db)
-        return [placed[index] for index in range(len(rows))]
-
-    def _insert_keyed(self, rows: Mapping[str, Mapping[str, Any]], db: str, new: set[Job]) -> dict[str, Job]:
-        found: dict[str, Job] = {}
-        # More than one round only if a key's row is archived between our INSERT and our SELECT.
-        while missing := [key for key in rows if key not in found]:
-            for job in sql.insert(db, [rows[key] for key in missing]):
-                found[str(job.idempotency_key)] = job
-                new.add(job)
-            rivals = [key for key in missing if key not in found]
-            for job in self.using(db).filter(idempotency_key__in=rivals) if rivals else ():
-                found[str(job.idempotency_key)] = job
-        return found
-
-    def _announce_enqueued(self, jobs: Collection[Job], db: str) -> None:
-        if signals.enqueued.receivers and jobs:
-
-            def announce() -> None:
-                for job in jobs:
-                    signals.send(signals.enqueued, job=job)
-
-            transaction.on_commit(announce, using=db, robust=True)
+        return inserts.insert(intake.slot_rows(jobs), self.alias(db))
 
     # --- claim -----------------------------------------------------------------------------------
 
@@ -373,7 +323,3 @@ def patiently(row: str, act: Callable[[], Sequence[T]], there: Callable[[], bool
             )
         time.sleep(0.02)
     return done
-
-
-def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

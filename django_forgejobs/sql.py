@@ -165,50 +165,6 @@ def _finish(db: str, the_move: Move, has_result: bool) -> Compiled:
     return update(db, Compiled(frame, found.params), values, ("claims",))
 
 
-# --- Insert --------------------------------------------------------------------------------------
-
-_NEW = {
-    "type": "text",
-    "payload": "text",
-    "queue": "text",
-    "priority": "smallint",
-    "max_attempts": "int",
-    "idempotency_key": "text",
-    "run_at": "timestamptz",
-    "delay": "float8",
-}
-
-
-def insert(db: str, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
-    """Insert ``rows`` but for those whose idempotency key exists; return what was inserted, in order.
-
-    A row maps the names of ``_NEW``: ``payload`` is JSON text, ``run_at`` an aware datetime or None, and
-    then ``delay`` counts, in seconds from now. An uncommitted rival for a key is waited for: the unique
-    index decides.
-    """
-    adapt = connections[db].ops.adapt_datetimefield_value
-    prepared = [
-        row if row["run_at"] is None else {**row, "run_at": str(adapt(row["run_at"]))} for row in rows
-    ]
-    inserted = run(db, Compiled(_insert(db), (json.dumps(prepared),)))
-    return sorted(inserted, key=lambda job: job.pk)  # ids are given in the order of the rows
-
-
-@lru_cache(maxsize=8)
-def _insert(db: str) -> str:
-    due = expression(db, AfterSeconds(RawSQL("new.delay", ()))).text
-    payload = expression(db, AsJson(RawSQL("new.payload", ()))).text
-    # WHERE true: without it SQLite reads ON CONFLICT as a join condition.
-    return (
-        f"INSERT INTO {TABLE} "
-        f"(type, payload, queue, priority, max_attempts, idempotency_key, run_at) "
-        f"SELECT new.type, {payload}, new.queue, new.priority, new.max_attempts, "
-        f"new.idempotency_key, COALESCE(new.run_at, {due}) "
-        f"FROM ({expression(db, Rows(_NEW)).text}) AS new WHERE true "
-        f"ON CONFLICT DO NOTHING RETURNING *"
-    )
-
-
 # --- Archive -----------------------------------------------------------------------------------------
 
 

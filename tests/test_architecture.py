@@ -31,8 +31,8 @@ FLOORS = [
     # Declarations.
     {"signals", "registry", "outcomes", "intake", "schedules", "slots"},
     # The tables.
-    {"dialect", "fields", "predicates", "announcements", "sql", "lanes", "settlement", "managers"}
-    | {"timetable", "models"},
+    {"dialect", "fields", "predicates", "announcements", "sql", "inserts", "lanes", "settlement"}
+    | {"managers", "timetable", "models"},
     # One unit of work, no loop, no thread.
     {"between", "context", "executor", "outage", "scheduler", "reaper", "archive", "tally", "measures"},
     # Processes.

@@ -21,8 +21,8 @@ from django_forgejobs import (
     aenqueue_many,
     enqueue,
     enqueue_many,
+    inserts,
     job,
-    managers,
     process_one,
     reclaim,
     registry,
@@ -256,7 +256,7 @@ def test_many_of_which_one_is_wrong_name_its_index(jobs: Any, said: str) -> None
 
 
 def test_the_ids_of_many_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managers, "INSERT_ROWS", 3)
+    monkeypatch.setattr(inserts, "ROWS", 3)
     known = enqueue("t", idempotency_key="known")
     keys = [None, "z", None, "known", "a", None, "z", None, None, "m", "b", "c"]
     jobs = [{"type": "t", "payload": n, "idempotency_key": key} for n, key in enumerate(keys)]
