@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_forgejobs")
 
+_NO_POLICY = registry.Definition("", dict)
+
 
 def row(
     type: str,
@@ -34,14 +36,17 @@ def row(
     """
     settings = conf.current()
     payloads.check_label("type", type, 200)
+    registry.check(queue=queue, priority=priority, max_attempts=max_attempts)
     policy = registry.get(type)
     if policy is None:
         logger.debug('Enqueued "%s", which no jobs.py of this process registers.', type)
-        policy = registry.Definition(type, row)
-    queue = _first(queue, policy.queue, "default")
-    priority = _first(priority, policy.priority, 0)
-    max_attempts = _first(max_attempts, policy.max_attempts, settings.DEFAULT_MAX_ATTEMPTS)
-    registry.check(queue=queue, priority=priority, max_attempts=max_attempts)
+        policy = _NO_POLICY
+    if queue is None:
+        queue = policy.queue or "default"
+    if priority is None:
+        priority = policy.priority or 0
+    if max_attempts is None:
+        max_attempts = policy.max_attempts or settings.DEFAULT_MAX_ATTEMPTS
     if idempotency_key is not None:
         payloads.check_name("idempotency_key", idempotency_key, 255)
         if idempotency_key.startswith("schedule:"):
@@ -49,6 +54,7 @@ def row(
                 f'idempotency_key {idempotency_key!r} starts with "schedule:", which belongs to the '
                 "scheduler. Choose another prefix."
             )
+    instant, delay = _when(available_in, run_at)
     return {
         "type": type,
         "payload": payloads.dumps({} if payload is None else payload, max_bytes=settings.PAYLOAD_MAX_BYTES),
@@ -56,7 +62,8 @@ def row(
         "priority": priority,
         "max_attempts": max_attempts,
         "idempotency_key": idempotency_key,
-        **_when(available_in, run_at),
+        "run_at": instant,
+        "delay": delay,
     }
 
 
@@ -119,13 +126,13 @@ def by_whom(name: str) -> dict[str, str]:
     return {"by": name} if name else {}
 
 
-def _when(available_in: float | timedelta, run_at: datetime | None) -> dict[str, Any]:
+def _when(available_in: float | timedelta, run_at: datetime | None) -> tuple[datetime | None, float]:
     try:
         delay = conf.seconds(available_in)
     except ValueError as error:
         raise JobError(f"available_in={payloads.in_words(available_in)}: {error}.") from None
     if run_at is None:
-        return {"run_at": None, "delay": delay}
+        return None, delay
     if delay:
         raise JobError(
             f"Both available_in={available_in!r} and run_at={payloads.in_words(run_at)} were given. "
@@ -147,8 +154,4 @@ def _when(available_in: float | timedelta, run_at: datetime | None) -> dict[str,
         raise JobError(
             f"run_at={run_at!r} is outside the years 1970 to 9000. Is it the instant that you mean?"
         )
-    return {"run_at": instant, "delay": 0.0}
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
+    return instant, 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error as DatabaseError
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
@@ -66,25 +66,19 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         Part of the caller's transaction. Options and errors are those of ``queue.enqueue``.
         """
-        return inserts.insert([intake.row(type, payload, **options)], self.alias(db))[0]
+        return inserts.jobs([intake.row(type, payload, **options)], self.alias(db))[0]
 
     def enqueue_many(self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[Job]:
         """Insert many jobs, all or none; return them in input order."""
         alias = self.alias(db)
-        rows = intake.rows(jobs)
-
-        def insert() -> list[Job]:
-            with transaction.atomic(using=alias):
-                return inserts.insert(rows, alias)
-
-        return sql.again(alias, insert)
+        return inserts.jobs(intake.rows(jobs), alias)
 
     def enqueue_slots(self, jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[Job]:
         """Insert the jobs of a schedule's slots, part of the caller's transaction; return them in order.
 
         ``jobs`` are dicts of ``enqueue``'s arguments, but for the key, which is a ``slot_key``.
         """
-        return inserts.insert(intake.slot_rows(jobs), self.alias(db))
+        return inserts.jobs(intake.slot_rows(jobs), self.alias(db))
 
     # --- claim -----------------------------------------------------------------------------------
 

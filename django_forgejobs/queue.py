@@ -9,7 +9,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from django_forgejobs import payloads
+from django_forgejobs import intake, payloads
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.payloads import in_words
 
@@ -48,7 +48,10 @@ def enqueue(
 
     Raises ``JobError``, with the value and the remedy, for whatever cannot be stored or understood.
     """
-    job = _jobs().enqueue(
+    from django_forgejobs import inserts
+
+    alias = _jobs().alias(db)
+    row = intake.row(
         type,
         payload,
         queue=queue,
@@ -57,9 +60,8 @@ def enqueue(
         available_in=available_in,
         run_at=run_at,
         idempotency_key=idempotency_key,
-        db=db,
     )
-    return int(job.pk)
+    return inserts.ids([row], alias)[0]
 
 
 def enqueue_many(jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) -> list[int]:
@@ -67,7 +69,10 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) ->
 
     ``jobs`` are dicts of ``enqueue``'s arguments. A key given twice gives the same id twice.
     """
-    return [job.pk for job in _jobs().enqueue_many(jobs, db=db)]
+    from django_forgejobs import inserts
+
+    alias = _jobs().alias(db)
+    return inserts.ids(intake.rows(jobs), alias)
 
 
 def process_one(handlers: Handlers | None = None, *, queue: str = "default", db: str | None = None) -> bool:
