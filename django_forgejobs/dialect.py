@@ -129,6 +129,23 @@ class ServerStarted(Func):
         return "'1970-01-01 00:00:00.000'", []
 
 
+class Notify(Func):
+    """A statement that tells a channel each of a list of words (a bare ``%s``); "" where there are none."""
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(Literal(channel), output_field=CharField())
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.as_sql(
+            compiler,
+            connection,
+            template="SELECT PG_NOTIFY(%(expressions)s, word) FROM UNNEST(%%s::text[]) AS word",
+        )
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return "", []
+
+
 class HistoryAppended(Func):
     """``history`` with one entry more, in SQL, so that no reader's copy is ever written back.
 
@@ -231,3 +248,68 @@ class ForEach(Func):
         ids = f"SELECT id FROM ({self.inner})"
         # CROSS: SQLite may turn any other join around, and read the whole table for each lane.
         return f"CROSS JOIN {self.table} AS found ON found.id IN ({ids})", []
+
+
+class IsCandidate(Func):
+    """That a row of ``table`` is one of the CTE ``candidate``.
+
+    PostgreSQL is told twice: it takes an array to be short, but of the join it expects a hundred rows, and
+    would read a table of 20,000 rows from end to end rather than look them up, even for one.
+    """
+
+    def __init__(self, table: str) -> None:
+        super().__init__(output_field=CharField())
+        self.table = table
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        ids = "SELECT candidate_id FROM candidate"
+        return f"{self.table}.id = candidate.candidate_id AND {self.table}.id = ANY(ARRAY({ids}))", []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return f"{self.table}.id = candidate.candidate_id", []
+
+
+class Locked(Func):
+    """CTEs of which the last, ``fresh``, has the ids of ``due``, locked.
+
+    ``scan`` is the ordered SELECT of the ids of one ``lane``. Where rivals work side by side, each lane
+    gives as many as ``due`` has of it, its first ones that nobody has locked. SQLite has one writer, and
+    that holds the lock already.
+    """
+
+    def __init__(self, due: str, columns: str, scan: str, params: tuple[Any, ...]) -> None:
+        super().__init__(output_field=CharField())
+        self.due, self.columns, self.scan, self.params = due, columns, scan, params
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
+        sql = (
+            f"share AS MATERIALIZED (SELECT {self.columns}, COUNT(*) AS wanted FROM {self.due} "
+            f"GROUP BY {self.columns}), fresh(id) AS MATERIALIZED (SELECT found.id FROM share AS lane "
+            f"CROSS JOIN LATERAL ({self.scan} LIMIT lane.wanted {lock}) AS found)"
+        )
+        return sql, list(self.params)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return f"fresh(id) AS MATERIALIZED (SELECT found FROM {self.due})", []
+
+
+class Fused(Func):
+    """Two compiled UPDATEs of different rows as one statement: the ``width`` columns that the second reads
+    back, after a NULL; then the one column of the first. Empty where an UPDATE cannot stand in a WITH.
+    """
+
+    def __init__(self, first: str, second: str, width: int) -> None:
+        super().__init__(output_field=CharField())
+        self.first, self.second, self.width = first, second, width
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        nothing = ", NULL" * self.width
+        sql = (
+            f"WITH first(id) AS ({self.first}), second AS ({self.second}) "
+            f"SELECT NULL::bigint, second.* FROM second UNION ALL SELECT first.id{nothing} FROM first"
+        )
+        return sql, []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return "", []

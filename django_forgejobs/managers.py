@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from django.db import Error as DatabaseError
 from django.db import connections, models
@@ -17,7 +17,7 @@ from django.db.models.functions import Cast, Concat, Now
 from django_forgejobs import conf, faults, inserts, intake, lanes, settlement, signals, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
-from django_forgejobs.lanes import Suspects
+from django_forgejobs.lanes import LaneEnd, Suspects
 from django_forgejobs.outcomes import Outcome, Settlement
 from django_forgejobs.payloads import StrictEncoder
 from django_forgejobs.predicates import CLAIMABLE, JobQuerySet
@@ -44,6 +44,18 @@ RECLAIM_ROWS = 100
 
 #: Seconds for which a move by hand waits for a row that somebody has locked; a heartbeat takes a millisecond.
 LOCKED_PATIENCE = 5.0
+
+
+class ClaimOptions(TypedDict, total=False):
+    """What a claim may be told. ``queues`` and ``types`` of None mean all; ``lease`` is in seconds; with
+    ``after``, only those lanes are looked at, and in each what comes after its end.
+    """
+
+    queues: Collection[str] | None
+    types: Collection[str] | None
+    suspects: Suspects
+    lease: float | None
+    after: Sequence[LaneEnd]
 
 
 class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
@@ -83,35 +95,62 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     # --- claim -----------------------------------------------------------------------------------
 
     def claim(
+        self, limit: int = 1, *, worker: str, db: str | None = None, **options: Unpack[ClaimOptions]
+    ) -> list[Job]:
+        """Take up to ``limit`` due jobs for ``worker`` and return them in claim order.
+
+        The only door out of ``ready``; the options are those of ``ClaimOptions``. Each job gets a token of
+        its own. If the process dies after this, the lease runs out and the reaper puts the job back; if the
+        answer is lost, ``held_by`` finds the jobs.
+        """
+        alias = self.alias(db)
+        statement = self._claiming(limit, worker, alias, **options)
+        return [] if statement is None else lanes.in_claim_order(sql.run(alias, statement))
+
+    def finish_and_claim(
         self,
-        limit: int = 1,
+        outcomes: Sequence[Outcome],
+        limit: int,
         *,
         worker: str,
+        db: str | None = None,
+        **options: Unpack[ClaimOptions],
+    ) -> tuple[Settlement, list[Job] | None]:
+        """Write ``outcomes``, as ``finish`` does, and claim, as ``claim`` does, in one transaction: commits
+        are what a queue pays for.
+
+        The jobs are None when nobody knows whether they were claimed: an outage ate the answer.
+        """
+        alias = self.alias(db)
+        statement = self._claiming(limit, worker, alias, **options)
+        if statement is None:
+            return settlement.settle(outcomes, alias), []
+        return settlement.settle_and_claim(outcomes, statement, alias)
+
+    def _claiming(
+        self,
+        limit: int,
+        worker: str,
+        db: str,
+        *,
         queues: Collection[str] | None = None,
         types: Collection[str] | None = None,
         suspects: Suspects = Suspects.LAST,
         lease: float | None = None,
-        db: str | None = None,
-    ) -> list[Job]:
-        """Take up to ``limit`` due jobs for ``worker`` and return them in claim order.
-
-        The only door out of ``ready``. ``queues`` and ``types`` of None mean all. Each job gets a token
-        of its own and ``lease`` seconds. If the process dies after this, the lease runs out and the reaper
-        puts the job back; if the answer is lost, ``held_by`` finds the jobs.
-        """
+        after: Sequence[LaneEnd] = (),
+    ) -> sql.Statement | None:
         if limit < 1 or (types is not None and not types) or (queues is not None and not queues):
-            return []
-        alias = self.alias(db)
-        statement = lanes.claim(
-            alias,
+            return None
+        return lanes.claim(
+            db,
             limit,
             queues=None if queues is None else tuple(sorted(queues)),
             types=None if types is None else tuple(sorted(types)),
             suspects=suspects,
             worker=worker,
             lease=conf.current().LEASE if lease is None else lease,
+            after=after,
         )
-        return sorted(sql.run(alias, statement), key=lambda job: (-job.priority, job.run_at, job.pk))
 
     def held_by(self, worker: str, *, db: str | None = None) -> list[Job]:
         """Return the running jobs of one start of a worker: how a claim in doubt is found again."""

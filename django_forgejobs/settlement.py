@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseError
 
-from django_forgejobs import faults, signals, sql
+from django_forgejobs import faults, lanes, signals, sql
 from django_forgejobs.fields import entries
 from django_forgejobs.outcomes import Outcome, Settlement
 from django_forgejobs.payloads import StrictEncoder
@@ -41,14 +41,41 @@ def settle(outcomes: Sequence[Outcome], db: str) -> Settlement:
     return settlement
 
 
+def settle_and_claim(
+    outcomes: Sequence[Outcome], claim: sql.Statement, db: str
+) -> tuple[Settlement, list[Job] | None]:
+    """Write ``outcomes`` and execute ``claim``; return what became of each, and the jobs claimed, or None
+    when an outage ate the answer.
+
+    Jobs that are simply done, nearly all, share one transaction with the claim. If it fails for something
+    that stands in one of them, they are written apart, and nothing is claimed.
+    """
+    done = [outcome for outcome in outcomes if outcome.move is COMPLETE]
+    settlement = settle([outcome for outcome in outcomes if outcome.move is not COMPLETE], db)
+    if settlement.outage is not None:
+        settlement.waiting += done
+        return settlement, []
+    try:
+        moved, jobs = sql.both(db, sql.finishing(db, COMPLETE, [_row(outcome) for outcome in done]), claim)
+    except DatabaseError as error:
+        if faults.is_outage(error) or faults.is_again(error):
+            settlement.outage = error
+            settlement.waiting += done
+            return settlement, None if faults.is_outage(error) else []
+        _finish_group(COMPLETE, done, db, settlement)
+        return settlement, []
+    _sort(COMPLETE, done, set(moved), db, settlement)
+    return settlement, lanes.in_claim_order(jobs)
+
+
 def _finish_group(move: Move, group: Sequence[Outcome], db: str, settlement: Settlement) -> None:
+    if not group:
+        return
     if settlement.outage is not None:
         settlement.waiting += group
         return
     try:
-        moved = {job.pk for job in sql.finish(db, move, [_row(outcome) for outcome in group])}
-        missing = [outcome for outcome in group if outcome.job.pk not in moved]
-        lost, waiting = _missed(move, missing, db) if missing else (set(), set())
+        moved = sql.finish(db, move, [_row(outcome) for outcome in group])
     except DatabaseError as error:
         if faults.is_outage(error) or faults.is_again(error):
             settlement.outage = error
@@ -61,7 +88,20 @@ def _finish_group(move: Move, group: Sequence[Outcome], db: str, settlement: Set
         else:
             logger.exception("The end of %s could not be written; its lease will run out.", group[0].job)
             settlement.lost.append(group[0])
-        return
+    else:
+        _sort(move, group, moved, db, settlement)
+
+
+def _sort(move: Move, group: Sequence[Outcome], moved: set[int], db: str, settlement: Settlement) -> None:
+    """Add ``group`` to ``settlement``, of which the UPDATE has moved the ids in ``moved``."""
+    missing = [outcome for outcome in group if outcome.job.pk not in moved]
+    try:
+        lost, waiting = _missed(move, missing, db) if missing else (set(), set())
+    except DatabaseError as error:
+        if not faults.is_outage(error) and not faults.is_again(error):
+            raise
+        settlement.outage = error
+        lost, waiting = set(), {outcome.job.pk for outcome in missing}
     for outcome in group:
         if outcome.job.pk in lost:
             settlement.lost.append(outcome)

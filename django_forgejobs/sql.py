@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
-from django.db.models import F, QuerySet, UUIDField, Value
+from django.db.models import F, QuerySet, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Greatest, Now
 
@@ -36,7 +37,9 @@ from django_forgejobs.dialect import (
     AfterSeconds,
     AsJson,
     ForEach,
+    Fused,
     HistoryAppended,
+    IsCandidate,
     Literal,
     Null,
     ReadBy,
@@ -60,6 +63,20 @@ class Compiled(NamedTuple):
 
     text: str
     params: tuple[Any, ...] = ()
+
+
+class Statement(NamedTuple):
+    """A move, compiled: ``frame`` finds the rows, ``update`` writes them and reads ``columns`` back."""
+
+    frame: Compiled
+    update: Compiled
+    columns: tuple[str, ...]
+
+    @property
+    def whole(self) -> Compiled:
+        """All of it as one text."""
+        text = f"WITH RECURSIVE {self.frame.text} {self.update.text}"
+        return Compiled(text, self.frame.params + self.update.params)
 
 
 # --- What a move writes --------------------------------------------------------------------------
@@ -126,43 +143,50 @@ _OUTCOME = {
 }
 
 
-def finish(db: str, the_move: Move, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
-    """Make ``the_move`` with each of ``rows`` that still holds its claim; return those it moved.
+def finish(db: str, the_move: Move, rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Make ``the_move`` with each of ``rows`` that still holds its claim; return the ids of those it moved.
 
     A row maps the names of ``_OUTCOME``: ``delay`` in seconds, ``facts`` and ``result`` as JSON text or
     None. A row that is missing from the answer has lost its claim, or is locked by somebody.
     """
-    has_result = any(row["result"] is not None for row in rows)
-    text, params = _finish(db, the_move, has_result)
-    token = UUIDField()
-    prepared = [
-        {**row, "claim_token": str(token.get_db_prep_value(row["claim_token"], connections[db]))}
-        for row in rows
-    ]
-    return run(db, Compiled(text, (json.dumps(prepared), *params)))
+    return {row[0] for row in rows_of(db, finishing(db, the_move, rows))}
 
 
-@lru_cache(maxsize=64)
-def _finish(db: str, the_move: Move, has_result: bool) -> Compiled:
+def finishing(db: str, the_move: Move, rows: Sequence[Mapping[str, Any]]) -> Statement:
+    """Return the statement of ``finish``."""
+    told = tuple(name for name in _OUTCOME if any(row[name] is not None for row in rows))
+    frame, update, columns = _finishing(db, the_move, told)
+    # As the column has it: UUIDField's own preparation costs more than all the rest of a row.
+    token = str if connections[db].features.has_native_uuid_field else attrgetter("hex")
+    prepared = [{name: row[name] for name in told} for row in rows]
+    told_in_json = json.dumps(prepared, default=token)
+    return Statement(Compiled(frame.text, (told_in_json, *frame.params)), update, columns)
+
+
+@lru_cache(maxsize=128)
+def _finishing(db: str, the_move: Move, told: tuple[str, ...]) -> Statement:
     values = assignments(
         the_move,
         delay=RawSQL("candidate.delay", ()),
         error=RawSQL("candidate.error", ()),
         facts=RawSQL("COALESCE(candidate.facts, '{}')", ()),
     )
-    if has_result:
+    if "result" in told:
         values["result"] = AsJson(RawSQL("candidate.result", ()))
     held = (
         jobs(db).running().filter(pk=RawSQL("outcome.id", ()), claim_token=RawSQL("outcome.claim_token", ()))
     )
     found = select(held.values("id"))
-    frame = (
-        f"outcome AS ({expression(db, Rows(_OUTCOME)).text}), "
-        f"candidate(candidate_id, delay, error, facts, result) AS MATERIALIZED ("
-        f"SELECT found.id, outcome.delay, outcome.error, outcome.facts, outcome.result "
-        f"FROM outcome {for_each(db, found.text)})"
+    columns = ", ".join(
+        f"outcome.{name}" if name in told else f"NULL AS {name}"
+        for name in ("delay", "error", "facts", "result")
     )
-    return update(db, Compiled(frame, found.params), values, ("claims",))
+    frame = (
+        f"outcome AS ({expression(db, Rows({name: _OUTCOME[name] for name in told})).text}), "
+        f"candidate(candidate_id, delay, error, facts, result) AS MATERIALIZED ("
+        f"SELECT found.id, {columns} FROM outcome {for_each(db, found.text)})"
+    )
+    return update(db, Compiled(frame, found.params), values, ("id",))
 
 
 # --- Archive -----------------------------------------------------------------------------------------
@@ -195,14 +219,61 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
 # --- The frame -----------------------------------------------------------------------------------
 
 
-def run(db: str, statement: Compiled) -> list[Job]:
-    """Execute one statement that returns job rows; in a caller's transaction, within a savepoint."""
+def run(db: str, statement: Statement | Compiled) -> list[Job]:
+    """Execute a move and return the rows that it moved, with the columns that it reads back."""
+    if isinstance(statement, Compiled):
+        return list(jobs(db).raw(statement.text, statement.params))
+    return read(db, statement.columns, rows_of(db, statement))
 
-    def execute() -> list[Job]:
-        with _savepoint(db):
-            return list(jobs(db).raw(statement.text, statement.params))
+
+def rows_of(db: str, statement: Statement | Compiled) -> list[tuple[Any, ...]]:
+    """Execute one statement that returns rows; in a caller's transaction, within a savepoint."""
+    text, params = statement.whole if isinstance(statement, Statement) else statement
+
+    def execute() -> list[tuple[Any, ...]]:
+        with _savepoint(db), connections[db].cursor() as cursor:
+            cursor.execute(text, params)
+            return list(cursor.fetchall())
 
     return again(db, execute)
+
+
+def both(db: str, first: Statement, second: Statement) -> tuple[list[int], list[Job]]:
+    """Execute two moves of different rows in one transaction; return the ids that the first moved, and the
+    rows of the second.
+
+    Where the database can, they are one statement: one round trip, one commit, and no moment at which a
+    frozen process could hold the locks.
+    """
+    fused = expression(db, Fused(first.whole.text, second.whole.text, len(second.columns))).text
+
+    def apart() -> tuple[list[int], list[Job]]:
+        with transaction.atomic(using=db):
+            return [row[0] for row in rows_of(db, first)], run(db, second)
+
+    if not fused:
+        return again(db, apart)
+    rows = rows_of(db, Compiled(fused, first.whole.params + second.whole.params))
+    claimed = [row[1:] for row in rows if row[0] is None]
+    return [row[0] for row in rows if row[0] is not None], read(db, second.columns, claimed)
+
+
+def read(db: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> list[Job]:
+    """Return ``rows`` as jobs; a column that was not read back is asked for when it is used."""
+    model, names, compiler, converters = _reading(db, columns)
+    values = compiler.apply_converters(rows, converters) if converters else rows
+    return [model.from_db(db, names, row) for row in values]
+
+
+@lru_cache(maxsize=64)
+def _reading(db: str, columns: tuple[str, ...]) -> tuple[type[Job], list[str], Any, Any]:
+    model = _model()
+    by_column = {str(field.column): field for field in model._meta.concrete_fields}
+    # from_db() takes what stands in the order of the model's fields.
+    fields = [by_column[column] for column in columns]
+    compiler = jobs(db).all().query.get_compiler(db)
+    converters = compiler.get_converters([field.get_col(TABLE) for field in fields])
+    return model, [field.attname for field in fields], compiler, converters
 
 
 def again(db: str, work: Callable[[], T]) -> T:
@@ -227,18 +298,21 @@ def _savepoint(db: str) -> AbstractContextManager[Any]:
     return transaction.atomic(using=db) if connections[db].in_atomic_block else nullcontext()
 
 
-def update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]) -> Compiled:
+def update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Sequence[str]) -> Statement:
+    """Return the UPDATE of the rows that the CTE ``candidate`` of ``frame`` has; it reads back the columns
+    named, all when none is.
+    """
     fields = _model()._meta.concrete_fields
     written = {_field(name).column: expression(db, value) for name, value in values.items()}
-    read = [f.column for f in fields if f.primary_key or not returning or f.name in returning]
+    read = [str(f.column) for f in fields if f.primary_key or not returning or f.name in returning]
     text = (
-        f"WITH RECURSIVE {frame.text} UPDATE {TABLE} SET "
+        f"UPDATE {TABLE} SET "
         + ", ".join(f"{column} = {value.text}" for column, value in written.items())
-        + f" FROM candidate WHERE {TABLE}.id = candidate.candidate_id RETURNING "
+        + f" FROM candidate WHERE {expression(db, IsCandidate(TABLE)).text} RETURNING "
         + ", ".join(f"{TABLE}.{column}" for column in read)
     )
-    params = (*frame.params, *(p for value in written.values() for p in value.params))
-    return Compiled(text, params)
+    params = tuple(p for value in written.values() for p in value.params)
+    return Statement(frame, Compiled(text, params), tuple(read))
 
 
 def for_each(db: str, inner: str) -> str:

@@ -245,14 +245,14 @@ def analyze() -> None:
         cursor.execute("ANALYZE forgejobs_job")
 
 
-def compiled(limit: int, *, db: str = "default", **options: Any) -> sql.Compiled:
+def compiled(limit: int, *, db: str = "default", **options: Any) -> sql.Statement:
     known: dict[str, Any] = {"queues": None, "types": None, "suspects": Suspects.FIRST, **options}
     return lanes.claim(db, limit, worker="w", lease=900.0, **known)
 
 
 def explained(limit: int, *, db: str = "default", **options: Any) -> dict[str, Any]:
     """Return how PostgreSQL claims, executed and rolled back."""
-    statement = compiled(limit, db=db, **options)
+    statement = compiled(limit, db=db, **options).whole
     with transaction.atomic(using=db), connections[db].cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.text}", statement.params)
         answer = cursor.fetchone()[0]
