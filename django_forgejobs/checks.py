@@ -222,8 +222,10 @@ def pool_errors(alias: str, concurrency: int) -> list[CheckMessage]:
     ]
 
 
-def server_warnings(alias: str, concurrency: int) -> list[CheckMessage]:
-    """Return whether the server has connections enough for a worker, were there no other client."""
+def server_warnings(alias: str, concurrency: int, processes: int = 1) -> list[CheckMessage]:
+    """Return whether the server has connections enough for a worker, or for several and the one beside them
+    that runs suspects, were there no other client.
+    """
     if connections[alias].vendor != "postgresql":
         return []
     with connections[alias].cursor() as cursor:
@@ -233,12 +235,16 @@ def server_warnings(alias: str, concurrency: int) -> list[CheckMessage]:
             " - coalesce(current_setting('reserved_connections', true), '0')::int"  # new in PostgreSQL 16
         )
         (available,) = cursor.fetchone()
-    if (needed := concurrency + BESIDE_JOBS) <= available:
+    needed, who = concurrency + BESIDE_JOBS, f"a worker with concurrency {concurrency} needs"
+    if processes > 1:
+        needed = processes * needed + 1 + BESIDE_JOBS
+        who = f"{processes} processes with concurrency {concurrency} need"
+    if needed <= available:
         return []
     return [
         Warning(
-            f'The server of database "{alias}" has {available} connections for all its clients together; a '
-            f"worker with concurrency {concurrency} needs {needed}.",
+            f'The server of database "{alias}" has {available} connections for all its clients together; '
+            f"{who} {needed}.",
             hint=f"Raise the server's max_connections, or lower --concurrency well below {available}: jobs "
             "that get no connection fail.",
             id="forgejobs.W007",

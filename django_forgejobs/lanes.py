@@ -29,9 +29,10 @@ class Suspects(Enum):
     """When a claim may take a row that has cost a worker its life (``lease_expirations > 0``).
 
     A suspect is always claimed by itself. ``FIRST`` prefers one to all others, ``LAST`` takes one when
-    nothing else is due, ``NEVER`` leaves them.
+    nothing else is due, ``NEVER`` leaves them, ``ONLY`` takes nothing else.
     """
 
+    ONLY = "only"
     NEVER = "never"
     LAST = "last"
     FIRST = "first"
@@ -127,6 +128,8 @@ def _claim(
             f"SELECT id FROM {first} UNION ALL "
             f"SELECT id FROM {second} WHERE NOT EXISTS (SELECT 1 FROM {first})"
         )
+        if suspects is Suspects.ONLY:
+            chosen = "SELECT id FROM suspect"
     frame += f", candidate(candidate_id) AS MATERIALIZED ({chosen})"
     values = {
         **sql.assignments(CLAIM),

@@ -218,36 +218,61 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             .order_by("pk")
             .values_list("pk", "claim_token")[:RECLAIM_ROWS]
         )
-        moved = self._each(batch, lambda pairs: self._reclaim(pairs, alias))
-        for job in moved:
-            signals.send(signals.reclaimed, job=job, error=job.last_error)
-            if job.finished_at is not None:
-                signals.send(signals.dead, job=job, error=job.last_error, exception=None)
-        return moved, batch[-1][0] if len(batch) == RECLAIM_ROWS else 0
-
-    def _reclaim(self, pairs: Sequence[tuple[int, Any]], db: str) -> list[Job]:
-        limit = conf.current().MAX_LEASE_EXPIRATIONS
-        ids, tokens = [pk for pk, _ in pairs], [token for _, token in pairs]
-        expired = self.using(db).expired().filter(pk__in=ids, claim_token__in=tokens).order_by("pk")
-        died = Concat(
-            Value("Its worker died: the lease of claim "),
+        expired = self.using(alias).expired()
+        because = (
+            Value("the lease of claim "),
             Cast(F("claims"), CharField()),
             Value(", held by "),
             F("locked_by"),
-            Value(", ran out (expiration "),
+            Value(", ran out"),
+        )
+        moved = self._reclaim(batch, expired, because, "lease expired")
+        return moved, batch[-1][0] if len(batch) == RECLAIM_ROWS else 0
+
+    def reclaim_from(
+        self, worker: str, jobs: Sequence[Job], *, because: str, db: str | None = None
+    ) -> list[Job]:
+        """Put back, or bury, ``jobs`` of a ``worker`` that was seen to die while it ran them; return them.
+
+        It is the reaper's move, without waiting for the leases to run out. ``because`` says how it died.
+        """
+        held = self.using(self.alias(db)).running().filter(locked_by=worker)
+        pairs = [(job.pk, job.claim_token) for job in jobs]
+        return self._reclaim(pairs, held, (Value(because),), because)
+
+    def _reclaim(
+        self, pairs: Sequence[tuple[int, Any]], held: JobQuerySet, because: Sequence[Any], reason: str
+    ) -> list[Job]:
+        limit = conf.current().MAX_LEASE_EXPIRATIONS
+        died = Concat(
+            Value("Its worker died: "),
+            *because,
+            Value(" (expiration "),
             Cast(F("lease_expirations") + Value(1), CharField()),
             Value(f" of {limit})."),
             output_field=models.TextField(),
         )
-        facts = Value('{"reason": "lease expired"}')
-        moved: list[Job] = []
-        for move, which in (
+        facts = Value(json.dumps({"reason": reason}))
+        moves = (
             (RECLAIM, Q(lease_expirations__lt=limit - 1)),
             (RECLAIM_DEAD, Q(lease_expirations__gte=limit - 1)),
-        ):
-            values = sql.assignments(move, error=died, facts=facts)
-            values["lease_expirations"] = F("lease_expirations") + Value(1)
-            moved += sql.move(expired.filter(which), values)
+        )
+
+        def write(rows: Sequence[tuple[int, Any]]) -> list[Job]:
+            ids, tokens = [pk for pk, _ in rows], [token for _, token in rows]
+            found = held.filter(pk__in=ids, claim_token__in=tokens).order_by("pk")
+            moved: list[Job] = []
+            for move, which in moves:
+                values = sql.assignments(move, error=died, facts=facts)
+                values["lease_expirations"] = F("lease_expirations") + Value(1)
+                moved += sql.move(found.filter(which), values)
+            return moved
+
+        moved = self._each(pairs, write)
+        for job in moved:
+            signals.send(signals.reclaimed, job=job, error=job.last_error)
+            if job.finished_at is not None:
+                signals.send(signals.dead, job=job, error=job.last_error, exception=None)
         return moved
 
     def fail_unserved(

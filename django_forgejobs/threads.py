@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from django.db import reset_queries
 
-from django_forgejobs import between, executor
+from django_forgejobs import between, conf, executor
+from django_forgejobs.board import Board
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
@@ -35,6 +36,12 @@ class Running:
     started: float = field(default_factory=time.monotonic)
     told: bool = False
 
+    @property
+    def overdue_at(self) -> float | None:
+        """When the worker gives it up, on the monotonic clock; None without a timeout."""
+        deadline = self.context.deadline
+        return None if deadline is None else deadline + conf.current().TIMEOUT_MARGIN
+
 
 class JobThreads:
     """Threads started as they are needed, daemons all: a stuck handler must not keep the process alive.
@@ -42,8 +49,9 @@ class JobThreads:
     Both ways are a ``SimpleQueue``, whose ``put`` is safe in a signal handler; so is ``wake``.
     """
 
-    def __init__(self, db: str) -> None:
+    def __init__(self, db: str, board: Board) -> None:
         self.db = db
+        self.board = board
         self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -82,6 +90,7 @@ class JobThreads:
     def _run(self) -> None:
         try:
             while (running := self._work.get()) is not None:
+                slot = self.board.begin(running.job.pk, running.overdue_at)
                 outcome = executor.released(running.job, "its thread failed before it began")
                 try:
                     with between.jobs():
@@ -96,6 +105,7 @@ class JobThreads:
                     # A thread that died here would keep its job, and its slot, for ever.
                     logger.critical("Cleaning up after %s failed.", running.job, exc_info=True)
                     between.close_all()
+                self.board.end(slot)
                 self._ended.put((running, outcome))
                 del running, outcome
         finally:

@@ -38,6 +38,9 @@ class Turns:
         """Note what was started; the other kind is preferred next."""
         self._suspect_first = not suspect
 
+    def look(self) -> None:
+        """Look whether a suspect waits, where another process is to take it."""
+
     def makes_room(self) -> bool:
         """Return whether a busy worker must stop claiming, so that a suspect gets its turn."""
         now = time.monotonic()
@@ -58,3 +61,32 @@ class Turns:
                 logger.info("Making room: a job that has cost a worker its life runs alone.")
             self._making_room = self._suspect_first = True
         return self._making_room
+
+
+class Apart(Turns):
+    """The turns where suspects run in a process of their own, which takes nothing else (``ONLY``): the others
+    never take one, but look every ``patience`` seconds, and say by ``tell`` that one waits.
+    """
+
+    def __init__(
+        self, takes: Suspects, patience: float, waiting: Callable[[], bool], tell: Callable[[], None]
+    ) -> None:
+        super().__init__(patience, waiting)
+        self._takes = takes
+        self._tell = tell
+        self._looks_at = 0.0
+
+    def idle(self) -> Suspects:
+        """Return what any claim may take."""
+        return self._takes
+
+    def makes_room(self) -> bool:
+        """Return whether a busy worker must not claim: one that runs a suspect."""
+        return self._takes is Suspects.ONLY
+
+    def look(self) -> None:
+        """Say so if a suspect waits, also when all slots are taken by long jobs."""
+        if self._takes is Suspects.NEVER and time.monotonic() >= self._looks_at:
+            self._looks_at = time.monotonic() + self._patience
+            if self._waiting():
+                self._tell()

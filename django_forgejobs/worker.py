@@ -26,6 +26,7 @@ from django_forgejobs import (
     signals,
     tally,
 )
+from django_forgejobs.board import Board, Note, Place
 from django_forgejobs.context import JobContext
 from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
@@ -34,7 +35,7 @@ from django_forgejobs.outage import Outage
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import GIVE_BACK
 from django_forgejobs.threads import JobThreads, Running
-from django_forgejobs.turns import Turns
+from django_forgejobs.turns import Apart, Turns
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -51,10 +52,10 @@ class Ended(enum.Enum):
     FORCED = "forced"
 
 
-def identity(name: str = "") -> str:
+def identity(name: str = "", *, pid: int | None = None, token: str = "") -> str:
     """Return a name for one start of a process, unique also where containers share host and pid."""
     host = (name or socket.gethostname()).encode("ascii", "replace").decode()[:120]
-    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+    return f"{host}:{pid or os.getpid()}:{token or secrets.token_hex(4)}"
 
 
 class Worker:
@@ -78,6 +79,7 @@ class Worker:
         grace: float | None = None,
         name: str = "",
         stop: Callable[[], bool] | None = None,
+        place: Place | None = None,
     ) -> None:
         self.settings = conf.current()
         self.db = db
@@ -93,13 +95,14 @@ class Worker:
         self.burst = burst
         self.max_jobs = max_jobs
         self.grace = self.settings.GRACE if grace is None else grace
-        self.identity = identity(name)
+        self.place = place or Place(identity(name), Board(concurrency))
+        self.identity = self.place.identity
         self.claimed = 0
         self.finished = 0
-        self._stop = stop or (lambda: False)
+        self.stop = stop or (lambda: False)
         self._signals = 0
         self._exhausted = False
-        self._threads = JobThreads(db)
+        self._threads = JobThreads(db, self.place.board)
         self._running: dict[int, Running] = {}
         self._unwritten: dict[int, tuple[Running, Outcome]] = {}
         self._stuck = 0
@@ -109,7 +112,7 @@ class Worker:
         self._write_at = 0.0
         self._ticked_at = -float("inf")
         self._tallied_at = time.monotonic()
-        self._turns = Turns(self.settings.SUSPECT_PATIENCE, self._suspects_wait)
+        self._turns = self._take_turns()
         self._outage = Outage(db)
         self._in_doubt = False
         self._keeper = LeaseKeeper(db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT)
@@ -166,7 +169,7 @@ class Worker:
         return (
             self._signals > 0
             or self._exhausted
-            or self._stop()
+            or self.stop()
             or self._keeper.failed is not None
             or (self.max_jobs is not None and self.claimed >= self.max_jobs)
             or self._stuck >= self.concurrency
@@ -275,6 +278,12 @@ class Worker:
         if self.burst and not jobs and not busy:
             self._exhausted = True
 
+    def _take_turns(self) -> Turns:
+        patience, takes = self.settings.SUSPECT_PATIENCE, self.place.suspects
+        if takes is None:
+            return Turns(patience, self._suspects_wait)
+        return Apart(takes, patience, self._suspects_wait, lambda: self.place.board.note(Note.SUSPECTS))
+
     def _suspects_wait(self) -> bool:
         return bool(Job.objects.using(self.db).suspects(self.queues, self.types).exists())
 
@@ -349,6 +358,7 @@ class Worker:
         outcome = executor.timed_out(running.job, running.definition, seconds)
         logger.error("Job %s is stuck in its thread, whose slot is lost.", running.job)
         running.context.revoke()
+        self.place.board.forgive(running.job.pk)
         self._ended(running, outcome)
         self._stuck += 1
 
@@ -383,6 +393,7 @@ class Worker:
         if now - self._tallied_at >= TALLY_INTERVAL:
             self._tallied_at = now
             tally.flush(self.db)
+        self._turns.look()
         interval = self.settings.RECLAIM_INTERVAL
         if now - self._ticked_at < (interval or TALLY_INTERVAL) or self.stopping:
             return

@@ -46,12 +46,10 @@ class ProcessCommand(JobsCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Take signals from the first moment on."""
-        if self.has_own_process:
-            # So that pg_stat_activity says whose a connection is.
-            name = options["name"] or socket.gethostname()
-            os.environ.setdefault("PGAPPNAME", f"forgejobs {self.role} {name}:{os.getpid()}"[:63])
+        self.names_connections = self.has_own_process and "PGAPPNAME" not in os.environ
+        self.name_connections(**options)
         self.stopping = Stopping(self.words)
-        self.stopping.install()
+        self.stopping.install(watch=options.get("processes", 1) == 1)
         try:
             super().handle(*args, **options)
         finally:
@@ -59,6 +57,12 @@ class ProcessCommand(JobsCommand):
                 self.stopping.keep()
             else:
                 self.stopping.restore()
+
+    def name_connections(self, **options: Any) -> None:
+        """Let pg_stat_activity say whose a connection is."""
+        if self.names_connections:
+            name = options["name"] or socket.gethostname()
+            os.environ["PGAPPNAME"] = f"forgejobs {self.role} {name}:{os.getpid()}"[:63]
 
     def warn(self, message: CheckMessage) -> None:
         """A service starts seldom enough to say what is not serious too."""
