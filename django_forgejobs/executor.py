@@ -7,8 +7,8 @@ import contextvars
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import async_to_sync
@@ -28,45 +28,168 @@ if TYPE_CHECKING:
 OUTAGE_DELAY = 5.0
 
 
+@dataclass(slots=True)
+class Ending:
+    """How a handler came back: with a ``value`` or an ``error``, ``seconds`` after it was called."""
+
+    seconds: float
+    value: Any = None
+    error: BaseException | None = None
+
+
+#: How deep a thread's connections are in transactions between two jobs.
+NOT_AT_ALL: Mapping[str, int] = {}
+
+
 def execute(
-    job: Job, definition: Definition, context: JobContext, *, reachable: Callable[[], bool]
+    job: Job,
+    definition: Definition,
+    context: JobContext,
+    *,
+    reachable: Callable[[], bool],
+    before: Mapping[str, int] = NOT_AT_ALL,
 ) -> Outcome:
-    """Run ``job`` and return its outcome; never raises, whatever the handler raises.
+    """Run ``job`` on this thread and return its outcome; never raises, whatever the handler raises.
 
     The handler runs in a copy of the current context, so nothing it sets there reaches the next job. If
     the process dies inside, the row is still ``running`` and its lease will end. ``reachable`` is asked
-    when the handler ends with a database error that looks like an outage.
+    when the handler ends with a database error that looks like an outage. ``before`` is how deep the
+    caller's own transactions are, as ``between.depths`` says.
     """
     started = time.monotonic()
     try:
-        return _outcome(job, definition, context, reachable)
-    except BaseException:  # not even its end could be described: out of memory, a class that bites
-        error = RuntimeError("The attempt ended by an error that could not be described.")
-        return _attempt_failed(job, definition, error, time.monotonic() - started)
+        ending = contextvars.copy_context().run(_call, job, definition, context)
+        return _judge(job, definition, context, ending, before, reachable)
+    except BaseException:
+        return _indescribable(job, definition, time.monotonic() - started)
 
 
-def _outcome(job: Job, definition: Definition, context: JobContext, reachable: Callable[[], bool]) -> Outcome:
-    started, depths, process = time.monotonic(), between.depths(), os.getpid()
+def _call(job: Job, definition: Definition, context: JobContext) -> Ending:
+    started, process = time.monotonic(), os.getpid()
     try:
-        try:
-            value = contextvars.copy_context().run(_call, definition, job, context)
-        finally:
-            if os.getpid() != process:
-                os._exit(1)  # the handler forked and came back as the child, on its parent's connections
-        _refuse_open_transactions(depths)
+        value = _invoke(job, definition, context)
+        if value is not None and inspect.isawaitable(value):
+            # ``async_to_sync`` runs its ``sync_to_async`` parts (the ORM) on this very thread, hence on this
+            # thread's connection: two async jobs never share a transaction.
+            value = async_to_sync(_await)(value, context)
+        return Ending(time.monotonic() - started, value)
     except BaseException as error:
-        seconds = time.monotonic() - started
+        return Ending(time.monotonic() - started, error=error)
+    finally:
+        _stay_the_parent(process)
+
+
+async def acall(job: Job, definition: Definition, context: JobContext) -> Ending:
+    """Await the handler of ``job`` on this loop and return how it ended; never raises.
+
+    The current task is cancelled when ``context`` is told to stop, and not a moment after the handler's end.
+    ``judge`` makes an outcome of it.
+    """
+    started, process = time.monotonic(), os.getpid()
+    try:
+        value = await _await(_invoke(job, definition, context), context)
+        return Ending(time.monotonic() - started, value)
+    except BaseException as error:  # SystemExit too: out of a task it would take the loop with it
+        return Ending(time.monotonic() - started, error=error)
+    finally:
+        _stay_the_parent(process)
+
+
+def judge(
+    job: Job,
+    definition: Definition,
+    context: JobContext,
+    ending: Ending,
+    *,
+    reachable: Callable[[], bool],
+    before: Mapping[str, int] | None = None,
+) -> Outcome:
+    """Return what the ``ending`` of an async handler means, on the thread whose connections it used; never
+    raises. ``before`` is how deep they were in transactions; None if it had no connection.
+    """
+    try:
+        return _judge(job, definition, context, ending, before, reachable)
+    except BaseException:
+        return _indescribable(job, definition, ending.seconds)
+
+
+def _invoke(job: Job, definition: Definition, context: JobContext) -> Any:
+    if isinstance(job.payload, Unreadable):
+        raise PermanentError(f"The payload cannot be read: {job.payload.problem}")
+    if not definition.wants:
+        return definition.handler(job.payload)
+    offered = {"claim_token": job.claim_token, "context": context}
+    return definition.handler(job.payload, **{name: offered[name] for name in definition.wants})
+
+
+async def _await(awaitable: Awaitable[Any], context: JobContext) -> Any:
+    """Await it; when ``context`` is told to stop, cancel the task that does."""
+    loop = asyncio.get_running_loop()
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(cancel)
+
+    def cancel() -> None:
+        if context.on_stop is stop:  # it may have come to its end meanwhile
+            task.cancel()
+
+    context.on_stop = stop
+    try:
+        if context.revoked or context.late:  # told before there was anybody to hear it
+            stop()
+        return await awaitable
+    finally:
+        context.on_stop = None
+
+
+def _stay_the_parent(process: int) -> None:
+    if os.getpid() != process:
+        os._exit(1)  # the handler forked and came back as the child, on its parent's connections
+
+
+def _judge(
+    job: Job,
+    definition: Definition,
+    context: JobContext,
+    ending: Ending,
+    before: Mapping[str, int] | None,
+    reachable: Callable[[], bool],
+) -> Outcome:
+    error, seconds = ending.error, ending.seconds
+    if error is None and before is not None:
+        error = _transaction_left_open(before)
+    if error is not None:
         if isinstance(error, asyncio.CancelledError) and context.late:
             return timed_out(job, definition, seconds)
         return _failure(job, definition, error, seconds, reachable)
-    done = Outcome(job, COMPLETE, seconds=time.monotonic() - started)
-    if value is None:
-        return done
+    if ending.value is None:
+        return Outcome(job, COMPLETE, seconds=seconds)
     try:
         limit = conf.current().PAYLOAD_MAX_BYTES
-        return replace(done, result=payloads.dumps(value, name="result", max_bytes=limit))
-    except (JobError, MemoryError) as error:
-        return done.unstorable(error)
+        result = payloads.dumps(ending.value, name="result", max_bytes=limit)
+    except (JobError, MemoryError) as wrong:
+        return Outcome(job, COMPLETE, seconds=seconds).unstorable(wrong)
+    return Outcome(job, COMPLETE, result=result, seconds=seconds)
+
+
+def _transaction_left_open(before: Mapping[str, int]) -> RuntimeError | None:
+    """Return an error if the handler came back deeper in a transaction than it went: a job is not done whose
+    work is rolled back before the next.
+    """
+    for alias, depth in between.depths().items():
+        if depth > before.get(alias, 0):
+            return RuntimeError(
+                f'The handler left a transaction open on "{alias}" (or autocommit off); what it did there is '
+                'rolled back. Use a block, "with transaction.atomic():".'
+            )
+    return None
+
+
+def _indescribable(job: Job, definition: Definition, seconds: float) -> Outcome:
+    """Return the outcome where even the end could not be described: out of memory, a class that bites."""
+    error = RuntimeError("The attempt ended by an error that could not be described.")
+    return _attempt_failed(job, definition, error, seconds)
 
 
 def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
@@ -89,48 +212,6 @@ def undone(outcome: Outcome, definition: Definition, error: BaseException) -> Ou
 def released(job: Job, reason: str, *, delay: float = 1.0) -> Outcome:
     """Return the outcome of a job whose worker stops before the handler is through."""
     return Outcome(job, RELEASE, delay=delay, facts={"reason": reason})
-
-
-def _call(definition: Definition, job: Job, context: JobContext) -> Any:
-    if isinstance(job.payload, Unreadable):
-        raise PermanentError(f"The payload cannot be read: {job.payload.problem}")
-    offered = {"claim_token": job.claim_token, "context": context}
-    extra = {name: offered[name] for name in definition.wants}
-    if inspect.iscoroutinefunction(definition.handler):
-        return _call_async(definition.handler(job.payload, **extra), context)
-    value = definition.handler(job.payload, **extra)
-    return _call_async(value, context) if inspect.isawaitable(value) else value
-
-
-def _refuse_open_transactions(before: Mapping[str, int]) -> None:
-    """Raise if the handler came back deeper in a transaction than it went: a job is not done whose work
-    is rolled back before the next.
-    """
-    for alias, depth in between.depths().items():
-        if depth > before.get(alias, 0):
-            raise RuntimeError(
-                f'The handler left a transaction open on "{alias}" (or autocommit off); what it did there is '
-                'rolled back. Use a block, "with transaction.atomic():".'
-            )
-
-
-def _call_async(awaitable: Any, context: JobContext) -> Any:
-    """Run ``awaitable`` on a loop of its own.
-
-    ``async_to_sync`` runs its ``sync_to_async`` parts (the ORM) on this very thread, hence on this
-    thread's connection: two async jobs never share a transaction.
-    """
-
-    async def run() -> Any:
-        loop = asyncio.get_running_loop()
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        context.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
-        try:
-            return await awaitable
-        finally:
-            context.on_stop = None
-
-    return async_to_sync(run)()
 
 
 def _failure(

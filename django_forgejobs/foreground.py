@@ -143,7 +143,7 @@ def _run(
     outcome = interrupted = executor.released(job, "interrupted by Ctrl-C", delay=0.0)
     try:
         with _told_at(context), ctrl_c.heard():
-            outcome = executor.execute(job, definition, context, reachable=reachable)
+            outcome = executor.execute(job, definition, context, reachable=reachable, before=between.depths())
     except KeyboardInterrupt:  # beside the handler: what that raises, execute() has caught
         if not ctrl_c.interrupted:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ class Definition:
     """How jobs of one type are run. ``None`` means the project's default.
 
     ``timeout`` is seconds; ``wants`` the extra arguments among ``claim_token`` and ``context`` that the
-    handler's signature asks for.
+    handler's signature asks for; ``is_async`` whether a call makes a coroutine, which needs no thread.
     """
 
     type: str
@@ -32,6 +32,12 @@ class Definition:
     timeout: float | None = None
     backoff: Policy | None = None
     wants: frozenset[str] = frozenset()
+    is_async: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        call = getattr(self.handler, "__call__", None)  # noqa: B004 # of an object: its class's method
+        is_async = inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
+        object.__setattr__(self, "is_async", is_async)
 
 
 class Handler(Generic[P, R]):

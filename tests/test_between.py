@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg.sql
@@ -329,3 +330,52 @@ def test_closing_all_closes_what_this_thread_has() -> None:
     between.close_all()
     assert all(one.connection is None for one in connections.all())
     assert run("SELECT 1") == (1,)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_database_that_a_job_adds_is_cleaned_like_those_there_before(kept: bool) -> None:
+    """Sites with a database a tenant add its alias when they meet it."""
+    cleaner = between.jobs()
+    with ExitStack() as after:
+        for _ in range(2):
+            with cleaner if kept else between.jobs():
+                if "tenant" not in connections.settings:
+                    after.enter_context(session("tenant"))
+                transaction.atomic(using="tenant").__enter__()
+            assert not connections["tenant"].in_atomic_block
+
+
+def test_a_connection_that_a_job_puts_in_anothers_place_is_cleaned() -> None:
+    old = connections["default"]
+    try:
+        with between.jobs():
+            connections["default"] = old.copy()
+            open_block()
+        assert not connections["default"].in_atomic_block
+        assert not Group.objects.exists()
+    finally:
+        between.close(connections["default"])
+        connections["default"] = old
+
+
+@pytest.mark.postgres_only
+def test_a_job_that_runs_jobs_is_still_told_of_its_own_cut_connection() -> None:
+    with between.jobs():
+        pid = run("SELECT pg_backend_pid()")[0]
+        with between.jobs():
+            pass
+        terminate(pid)
+        with pytest.raises(DatabaseError), transaction.atomic():
+            run("SELECT 1")
+        assert not between.reachable("default")
+
+
+def test_a_kept_cleaner_forgets_what_the_job_before_did() -> None:
+    cleaner = between.jobs()
+    with cleaner:
+        run(cases(CHANGES)[0])
+    connection.ensure_connection()
+    driver = connection.connection
+    with cleaner:
+        run("SELECT 1")
+    assert connection.connection is driver

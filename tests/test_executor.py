@@ -60,7 +60,7 @@ def run(
     context = JobContext(job, lease=900, renew=lambda context: True, timeout=definition.timeout)
     if meanwhile is not None:
         meanwhile(context)
-    return executor.execute(job, definition, context, reachable=reachable or unasked)
+    return executor.execute(job, definition, context, reachable=reachable or unasked, before=between.depths())
 
 
 def unasked() -> bool:
@@ -519,11 +519,13 @@ def test_an_outage_is_charged_after_ten_in_a_row(released_before: int) -> None:
 # --- Time ----------------------------------------------------------------------------------------
 
 
-def cancels(context: JobContext) -> None:
+def cancels(context: JobContext, *, late: bool = False) -> None:
     """Tell the handler to stop as soon as it listens, from another thread as the worker does."""
 
     def body() -> None:
         wait_for(lambda: context.on_stop is not None, interval=0.001)
+        if late:
+            context.deadline = time.monotonic()
         context.tell()
 
     threading.Thread(target=body).start()
@@ -533,19 +535,26 @@ async def endless(payload: Any) -> None:
     await asyncio.Event().wait()
 
 
-def test_an_async_handler_is_cancelled_when_its_time_is_over_and_the_row_says_timeout() -> None:
-    def late(context: JobContext) -> None:
-        context.deadline = time.monotonic()
-        cancels(context)
+def runs_late(context: JobContext) -> None:
+    cancels(context, late=True)
 
+
+def begins_late(context: JobContext) -> None:
+    context.deadline = time.monotonic()
+    context.tell()
+
+
+@pytest.mark.parametrize("late", [runs_late, begins_late])
+def test_an_async_handler_is_cancelled_when_its_time_is_over_and_the_row_says_timeout(late: Any) -> None:
     outcome = run(endless, timeout=5, meanwhile=late)
     assert outcome.move.name == "retry"
     assert (outcome.error or "").startswith("Timeout: the handler was still running")
     assert "its limit is 5 s." in (outcome.error or "")
 
 
-def test_an_async_handler_is_cancelled_when_its_claim_is_gone() -> None:
-    outcome = run(endless, meanwhile=cancels)
+@pytest.mark.parametrize("goes", [cancels, JobContext.revoke], ids=["while it runs", "before it begins"])
+def test_an_async_handler_is_cancelled_when_its_claim_is_gone(goes: Any) -> None:
+    outcome = run(endless, meanwhile=goes)
     assert outcome.error == "asyncio.exceptions.CancelledError"
 
 
