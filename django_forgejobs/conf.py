@@ -58,7 +58,7 @@ class Settings:
     """``FORGEJOBS`` with its defaults; seconds unless said."""
 
     DATABASE: str = "default"
-    LISTEN_DATABASE: str = ""
+    LISTEN_DATABASE: str | None = ""
     LEASE: float = 900.0
     HEARTBEAT: float = 0.0
     POLL_INTERVAL: float = 1.0
@@ -170,6 +170,10 @@ def _alias(value: Any) -> str:
     return value
 
 
+def _alias_or_none(value: Any) -> str | None:
+    return None if value is None else _alias(value)
+
+
 def backoff(value: Any) -> Backoff:
     """Return a dict of base, factor, cap and jitter as a ``Backoff``; ``ValueError`` otherwise."""
     if not isinstance(value, Mapping):
@@ -200,7 +204,7 @@ def _schedules(value: Any) -> Mapping[str, Mapping[str, Any]]:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "DATABASE": _alias,
-    "LISTEN_DATABASE": _alias,
+    "LISTEN_DATABASE": _alias_or_none,
     "LEASE": positive,
     "HEARTBEAT": positive,
     "POLL_INTERVAL": positive,

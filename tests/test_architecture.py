@@ -31,13 +31,13 @@ FLOORS = [
     # Declarations.
     {"signals", "registry", "outcomes", "intake", "schedules", "slots"},
     # The tables.
-    {"dialect", "fields", "predicates", "announcements", "sql", "inserts", "lanes", "settlement"}
+    {"dialect", "fields", "predicates", "announcements", "sql", "hints", "inserts", "lanes", "settlement"}
     | {"managers", "timetable", "models"},
     # One unit of work, no loop, no thread.
     {"between", "context", "executor", "outage", "scheduler", "reaper", "archive", "tally", "measures"}
     | {"takeover"},
     # Processes.
-    {"lease", "threads", "turns", "worker", "ticker", "foreground", "reload"}
+    {"lease", "listener", "threads", "turns", "worker", "ticker", "foreground", "reload"}
     | {"board", "recycling", "supervisor"},
     # Doors: parse, call, print.
     {"__init__", "queue", "apps", "checks", "jobs", "logs", "reasons", "admin", "management"},
