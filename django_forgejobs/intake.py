@@ -126,13 +126,15 @@ def by_whom(name: str) -> dict[str, str]:
     return {"by": name} if name else {}
 
 
-def _when(available_in: float | timedelta, run_at: datetime | None) -> tuple[datetime | None, float]:
+def _when(available_in: float | timedelta, run_at: datetime | None) -> tuple[datetime | None, float | None]:
+    if run_at is None and type(available_in) is int and not available_in:
+        return None, None
     try:
         delay = conf.seconds(available_in)
     except ValueError as error:
         raise JobError(f"available_in={payloads.in_words(available_in)}: {error}.") from None
     if run_at is None:
-        return None, delay
+        return None, delay or None
     if delay:
         raise JobError(
             f"Both available_in={available_in!r} and run_at={payloads.in_words(run_at)} were given. "
@@ -154,4 +156,4 @@ def _when(available_in: float | timedelta, run_at: datetime | None) -> tuple[dat
         raise JobError(
             f"run_at={run_at!r} is outside the years 1970 to 9000. Is it the instant that you mean?"
         )
-    return instant, 0.0
+    return instant, None
