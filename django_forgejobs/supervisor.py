@@ -48,6 +48,9 @@ LAST_RESORT = 12.0
 #: Seconds that taking back may take when the supervisor itself is to end.
 LAST_LOOK = 5.0
 
+#: How a process that takes back ends: all is done, and there are suspects now; or it must be tried again.
+DONE, AGAIN, SUSPECTS = 0, 1, 2
+
 #: What is said at the first, the second and the third stop signal.
 WORDS = (
     "Stopping: what runs has {grace:g} s to finish. A second signal gives it back at once.",
@@ -229,17 +232,14 @@ class Supervisor:
         self._estates.append(Estate(Death(child.identity, how, begun, child.overdue, child.forced)))
         pause = self._pause(child)
         logger.error(
-            "Worker %s %s, %s jobs in hand: they are put back.%s",
+            "Worker %s %s; it was at %s. What it held is put back.%s",
             child.identity,
             _in_words(code),
-            "?" if begun is None else len(begun),
+            _jobs(begun),
             f" It died at once, {child.seat.deaths} in a row: the next one starts in {pause:g} s."
             if pause
             else "",
         )
-        if begun or begun is None:
-            self._alone.is_wanted = True
-            self._alone.next_start = max(self._alone.next_start, time.monotonic() + INTERVAL)
 
     def _pause(self, child: Child) -> float:
         """Return how long its place stays empty: the longer, the more workers have died there at once."""
@@ -283,7 +283,8 @@ class Supervisor:
 
     def _executed(self, estate: Estate, code: int) -> None:
         now = time.monotonic()
-        if code == 0:
+        if code in (DONE, SUSPECTS):
+            self._alone.is_wanted = self._alone.is_wanted or code == SUSPECTS
             estate.tries = 0
             estate.looks += 1
             if estate.looks == len(LOOKS):
@@ -331,9 +332,10 @@ class Supervisor:
             if not child.overdue and (overdue := child.board.overdue(now - OVERDUE)):
                 child.overdue = overdue
                 logger.error(
-                    "Worker %s is killed: its jobs %s are overdue, and it does not give them up.",
+                    "Worker %s is killed: it does not give up %s, beyond the timeout by %g s.",
                     child.identity,
-                    ", ".join(map(str, sorted(overdue))),
+                    _jobs(overdue),
+                    conf.current().TIMEOUT_MARGIN + OVERDUE,
                 )
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -349,17 +351,18 @@ class Supervisor:
 def _take_back(deaths: list[Death], db: str) -> int:
     """Take back what the dead held; return the exit code of the process that does it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
-    code = 0
+    code = DONE
     for death in deaths:
         try:
-            takeover.take_back(death, db)
+            if any(job.finished_at is None for job in takeover.take_back(death, db)) and code == DONE:
+                code = SUSPECTS
         except DatabaseError as error:
-            code = 1
+            code = AGAIN
             logger.warning(
                 "What %s held cannot be taken back yet: %s", death.worker, " ".join(str(error).split())
             )
         except BaseException:
-            code = 1
+            code = AGAIN
             logger.exception("What %s held cannot be taken back.", death.worker)
     return code
 
@@ -437,6 +440,12 @@ def _in_words(code: int) -> str:
     with suppress(ValueError):
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"
+
+
+def _jobs(ids: frozenset[int] | None) -> str:
+    if ids is None:
+        return "jobs that are not known"
+    return f"job {', '.join(map(str, sorted(ids)))}" if ids else "no job"
 
 
 def _leave(code: int) -> None:

@@ -28,8 +28,8 @@ class Death:
     blameless: bool = False
 
 
-def take_back(death: Death, db: str) -> int:
-    """Move all that the dead worker holds; return how many jobs that were.
+def take_back(death: Death, db: str) -> list[Job]:
+    """Move all that the dead worker holds; return what was reclaimed.
 
     What had not begun is given back as if nothing had been. What was running is reclaimed: any of it may
     have been the killer. But where that is known, the overdue jobs have failed by their timeout, and the
@@ -49,7 +49,7 @@ def take_back(death: Death, db: str) -> int:
     if settlement.outage is not None:
         raise settlement.outage
     tally.flush(db)
-    return len(reclaimed) + len(settlement.accepted)
+    return reclaimed
 
 
 def _timed_out(job: Job, death: Death) -> Outcome:

@@ -116,6 +116,14 @@ def times_out(payload: dict[str, Any], context: JobContext) -> None:
     stuck(payload, context)
 
 
+@job("t.gil", timeout=0.2, max_attempts=2, backoff=0)
+def holds_everything(payload: dict[str, Any], context: JobContext) -> None:
+    """Let no other thread of the process run for an hour; on the second attempt, return."""
+    tell_started(payload, context)
+    if context.attempt == 1:
+        sum(range(10**12))
+
+
 @job("t.async")
 async def in_async(payload: dict[str, Any], context: JobContext) -> str:
     """Sleep for {"seconds": n} (0) on an event loop."""
