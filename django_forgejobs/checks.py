@@ -39,6 +39,8 @@ SQLITE_OPTIONS = {
 
 #: Connections of a worker beside those of its job threads: the loop's and the lease thread's.
 BESIDE_JOBS = 2
+#: And those that come from no pool: what is listened on for new jobs.
+BESIDE_POOL = 1
 
 #: What makes a schedule be planned anew when ``enabled`` was switched, whoever wrote it.
 TRIGGER = "forgejobs_schedule_switched"
@@ -235,9 +237,10 @@ def server_warnings(alias: str, concurrency: int, processes: int = 1) -> list[Ch
             " - coalesce(current_setting('reserved_connections', true), '0')::int"  # new in PostgreSQL 16
         )
         (available,) = cursor.fetchone()
-    needed, who = concurrency + BESIDE_JOBS, f"a worker with concurrency {concurrency} needs"
+    beside = BESIDE_JOBS + (BESIDE_POOL if conf.current().LISTEN_DATABASE is not None else 0)
+    needed, who = concurrency + beside, f"a worker with concurrency {concurrency} needs"
     if processes > 1:
-        needed = processes * needed + 1 + BESIDE_JOBS
+        needed = processes * needed + 1 + beside
         who = f"{processes} processes with concurrency {concurrency} need"
     if needed <= available:
         return []

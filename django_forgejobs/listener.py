@@ -188,8 +188,8 @@ def _direct(alias: str) -> BaseDatabaseWrapper:
     options = {**connection.settings_dict["OPTIONS"]}
     if hints.statement(alias):
         options.pop("pool", None)
-        name = f"{options.get('application_name', 'forgejobs')} listen {os.getpid()}"
-        options = {**PATIENCE, **options, "application_name": name}
+        name = options.get("application_name") or os.environ.get("PGAPPNAME") or "forgejobs"
+        options = {**PATIENCE, **options, "application_name": f"{name[:56]} listen"}
     connection.settings_dict |= {"OPTIONS": options, "AUTOCOMMIT": True}
     return connection
 
@@ -197,7 +197,7 @@ def _direct(alias: str) -> BaseDatabaseWrapper:
 def _listen_directly(driver: Any, alias: str | None) -> None:
     line = getattr(driver, "pgconn", None)
     if line is None:
-        raise CannotListen("that needs psycopg 3.")
+        raise CannotListen(f'database "{alias}" is not reached by psycopg 3.')
     (backend,) = driver.execute("SELECT pg_backend_pid()").fetchone()
     if backend != line.backend_pid:
         # A pooler: whom LISTEN reaches there is not who talks to us a statement later.

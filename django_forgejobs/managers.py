@@ -14,7 +14,7 @@ from django.db import connections, models
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
-from django_forgejobs import conf, faults, inserts, intake, lanes, settlement, signals, sql
+from django_forgejobs import conf, faults, hints, inserts, intake, lanes, settlement, signals, sql
 from django_forgejobs.dialect import AfterSeconds
 from django_forgejobs.exceptions import JobError
 from django_forgejobs.lanes import LaneEnd, Suspects
@@ -30,6 +30,7 @@ from django_forgejobs.states import (
     REQUEUE,
     RUN_NOW,
     Move,
+    Status,
 )
 
 if TYPE_CHECKING:
@@ -338,6 +339,8 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         )
         if not moved:
             return False
+        if move.target is Status.READY:
+            hints.due(alias, {moved[0].queue})
         if signal is not None:
             signals.send(signal, job=moved[0], by=by)
         return True

@@ -395,15 +395,19 @@ def test_tables_that_are_there_are_taken_whatever_the_routers_say(settings: Any)
 
 @pytest.mark.postgres_only
 @pytest.mark.django_db
-def test_a_server_with_too_few_connections_for_a_worker_is_a_warning_with_the_numbers() -> None:
+def test_a_server_with_too_few_connections_for_a_worker_is_a_warning_with_the_numbers(
+    settings: Any,
+) -> None:
     (message,) = checks.server_warnings(DEFAULT_DB_ALIAS, 100_000)
     assert message.id == "forgejobs.W007"
     available = int(message.msg.split(" connections for all")[0].split()[-1])
     assert f"has {available} connections" in message.msg
-    assert "concurrency 100000 needs 100002" in message.msg
+    assert "concurrency 100000 needs 100003" in message.msg
     assert "max_connections" in str(message.hint)
+    assert checks.server_warnings(DEFAULT_DB_ALIAS, available - 3) == []
+    assert len(checks.server_warnings(DEFAULT_DB_ALIAS, available - 2)) == 1
+    settings.FORGEJOBS = {"LISTEN_DATABASE": None}
     assert checks.server_warnings(DEFAULT_DB_ALIAS, available - 2) == []
-    assert len(checks.server_warnings(DEFAULT_DB_ALIAS, available - 1)) == 1
 
 
 @pytest.mark.postgres_only
