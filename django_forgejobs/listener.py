@@ -65,6 +65,8 @@ class Listener:
         self.idle = True
         self._enabled = settings.LISTEN_DATABASE is not None
         self._notified = bool(hints.statement(db))
+        #: How often in a row a line was lost, or was not to be had.
+        self.failures = 0
         self._lost = False
         self._thread: threading.Thread | None = None
 
@@ -81,10 +83,9 @@ class Listener:
             self._thread.join(timeout=END_WITHIN)
 
     def _run(self) -> None:
-        failures = 0
         try:
             with self._ear, self._ears() as ears:
-                while not self._told_to_stop(ears, _pause(failures)):
+                while not self._told_to_stop(ears, _pause(self.failures)):
                     started = time.monotonic()
                     try:
                         self._listen()
@@ -93,7 +94,9 @@ class Listener:
                         logger.warning("New jobs do not wake this worker, polling finds them: %s", reason)
                         return
                     except Exception as error:  # whatever it is, polling goes on
-                        failures = 1 if time.monotonic() - started > AT_MOST else failures + 1
+                        if time.monotonic() - started > AT_MOST:
+                            self.failures = 0
+                        self.failures += 1
                         self._say_lost(error)
         except BaseException:
             logger.critical("The listening thread died; polling goes on.", exc_info=True)
