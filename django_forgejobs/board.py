@@ -8,12 +8,15 @@ import mmap
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import count
 
 from django_forgejobs.lanes import Suspects
 
 _WORD = 8
 #: Handlers for which there is room at least: coroutines are many, and a page costs nothing.
 _HANDLERS = 1000
+#: How many of the jobs that were over last are remembered, more than a worker has in hand; a power of two.
+_OVER = 4096
 
 
 class Note(IntEnum):
@@ -27,6 +30,8 @@ class Note(IntEnum):
     CHANGED = 2
     #: There were more handlers than slots: any claimed job may have been begun.
     FULL = 3
+    #: Not a yes or no: how often the worker's loop has come round.
+    ROUNDS = 4
 
 
 class Board:
@@ -39,12 +44,14 @@ class Board:
 
     def __init__(self, handlers: int = 1) -> None:
         slots = max(handlers, _HANDLERS)
-        memory = memoryview(mmap.mmap(-1, (len(Note) + 2 * slots) * _WORD))
-        head, body = memory[: len(Note) * _WORD], memory[len(Note) * _WORD :]
-        self._notes = head.cast("q")
-        self._ids = body[: slots * _WORD].cast("q")
-        self._overdue = body[slots * _WORD :].cast("d")
+        ids, overdue, over = len(Note), len(Note) + slots, len(Note) + 2 * slots
+        memory = memoryview(mmap.mmap(-1, (over + _OVER) * _WORD))
+        self._notes = memory[: ids * _WORD].cast("q")
+        self._ids = memory[ids * _WORD : overdue * _WORD].cast("q")
+        self._overdue = memory[overdue * _WORD : over * _WORD].cast("d")
+        self._over = memory[over * _WORD :].cast("q")
         self._free = deque(range(slots))
+        self._ended = count()  # both are safe in any thread
 
     def begin(self, job_id: int, overdue_at: float | None = None) -> int:
         """Note that a handler begins; return the slot with which to ``end``."""
@@ -60,6 +67,7 @@ class Board:
     def end(self, slot: int) -> None:
         """Note that the handler has come back, and that what it left behind is cleaned up."""
         if slot >= 0:
+            self._over[next(self._ended) % _OVER] = self._ids[slot]
             self._overdue[slot] = 0.0
             self._ids[slot] = 0
             self._free.append(slot)
@@ -69,6 +77,15 @@ class Board:
         for slot, pk in enumerate(self._ids):
             if pk == job_id:
                 self._overdue[slot] = 0.0
+
+    def come_round(self) -> None:
+        """Note that the worker's loop is alive."""
+        self._notes[Note.ROUNDS] += 1
+
+    @property
+    def rounds(self) -> int:
+        """How often the worker's loop has come round."""
+        return self._notes[Note.ROUNDS]
 
     def note(self, note: Note, value: bool = True) -> None:
         """Write one word."""
@@ -82,9 +99,13 @@ class Board:
         """Return the jobs that handlers are at; None if that cannot be said."""
         return None if self.noted(Note.FULL) else frozenset(self._ids) - {0}
 
+    def over(self) -> frozenset[int]:
+        """Return the jobs whose handlers have come back last."""
+        return frozenset(self._over) - {0}
+
     def overdue(self, now: float) -> frozenset[int]:
         """Return the jobs that are overdue at ``now``."""
-        late = [slot for slot, at in enumerate(self._overdue) if 0.0 < at < now]
+        late = [slot for slot, at in enumerate(self._overdue.tolist()) if 0.0 < at < now]
         return frozenset(self._ids[slot] for slot in late)
 
 

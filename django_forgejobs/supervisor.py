@@ -32,7 +32,7 @@ logger = logging.getLogger("django_forgejobs")
 
 #: Seconds between two looks at what the workers have noted.
 INTERVAL = 0.25
-#: Seconds that a worker gets, after it should have given a handler up, to do so before it is killed.
+#: Seconds that a worker gets to give a handler up, after it should have, before it is killed.
 OVERDUE = 3.0
 #: A worker that lived for less seconds than this died at once; so many of them in a row make a pause.
 AT_ONCE = 5.0
@@ -81,7 +81,10 @@ class Child:
     board: Board
     started: float = field(default_factory=time.monotonic)
     leaving: bool = False
+    late: dict[int, float] = field(default_factory=dict)
     overdue: frozenset[int] = frozenset()
+    rounds: int = 0
+    silent: float = 0.0
     forced: bool = False
 
 
@@ -125,6 +128,7 @@ class Supervisor:
         self._passed_on = 0
         self._stopping_since: float | None = None
         self._told_at = 0.0
+        self._looked_at = time.monotonic()
         self._alive_at = 0.0
 
     def request_stop(self) -> None:
@@ -229,7 +233,9 @@ class Supervisor:
             how = f"{process} was killed, since it did not stop"
         else:
             how = f"{process} {_in_words(code)}"
-        self._estates.append(Estate(Death(child.identity, how, begun, child.overdue, child.forced)))
+        self._estates.append(
+            Estate(Death(child.identity, how, begun, child.board.over(), child.overdue, child.forced))
+        )
         pause = self._pause(child)
         logger.error(
             "Worker %s %s; it was at %s. What it held is put back.%s",
@@ -322,6 +328,7 @@ class Supervisor:
     def _look_at_boards(self) -> None:
         """Read what the workers have noted."""
         now = time.monotonic()
+        looked, self._looked_at = self._looked_at, now
         for child in self._children.values():
             child.leaving = child.leaving or child.board.noted(Note.LEAVING)
             if child.board.noted(Note.CHANGED):
@@ -329,15 +336,28 @@ class Supervisor:
             if child.board.noted(Note.SUSPECTS):
                 child.board.note(Note.SUSPECTS, False)
                 self._alone.is_wanted = True
-            if not child.overdue and (overdue := child.board.overdue(now - OVERDUE)):
-                child.overdue = overdue
-                logger.error(
-                    "Worker %s is killed: it does not give up %s, beyond the timeout by %g s.",
-                    child.identity,
-                    _jobs(overdue),
-                    conf.current().TIMEOUT_MARGIN + OVERDUE,
-                )
+            if why := self._hangs(child, now, looked):
+                logger.error("Worker %s is killed: %s.", child.identity, why)
                 os.kill(child.pid, signal.SIGKILL)
+
+    def _hangs(self, child: Child, now: float, looked: float) -> str:
+        """Return why a worker is to be killed, if it hangs: in a handler that lets nothing else run, say.
+
+        Time counts only as it is seen to pass, or a machine that was frozen would wake up to a massacre.
+        """
+        if child.overdue:
+            return ""
+        child.late = {id: child.late.get(id, now) for id in child.board.overdue(now)}
+        child.overdue = frozenset(id for id, since in child.late.items() if now - since > OVERDUE)
+        if child.overdue:
+            return f"it does not give up {_jobs(child.overdue)}, whose time is over"
+        silent = child.rounds == child.board.rounds
+        child.silent = child.silent + min(now - looked, 2 * INTERVAL) if silent else 0.0
+        child.rounds = child.board.rounds
+        if child.silent > (lease := conf.current().LEASE):
+            child.silent = 0.0
+            return f"it has given no sign for {lease:g} s, so that its leases have run out"
+        return ""
 
     def _tell_systemd(self) -> None:
         now = time.monotonic()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from django_forgejobs import conf, executor, registry, tally
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
-from django_forgejobs.states import GIVE_BACK
+from django_forgejobs.states import COMPLETE, GIVE_BACK
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class Death:
     """How one start of a worker ended, as its supervisor saw it.
 
     ``how`` ends a sentence that begins "Its worker died:". ``begun`` are the jobs that its handlers were at,
-    None if that is not known. With ``overdue`` it was killed because these did not come back in time;
-    ``blameless``: for a reason that is none of its jobs'.
+    None if that is not known; ``over`` are those from which they had come back. With ``overdue`` it was
+    killed because these did not come back in time; ``blameless``: for a reason that is none of its jobs'.
     """
 
     worker: str
     how: str
     begun: frozenset[int] | None
+    over: frozenset[int] = frozenset()
     overdue: frozenset[int] = frozenset()
     blameless: bool = False
 
@@ -31,15 +32,19 @@ class Death:
 def take_back(death: Death, db: str) -> list[Job]:
     """Move all that the dead worker holds; return what was reclaimed.
 
-    What had not begun is given back as if nothing had been. What was running is reclaimed: any of it may
-    have been the killer. But where that is known, the overdue jobs have failed by their timeout, and the
-    others are released. A row that somebody has locked is left to the next call. Raises what the database
-    does.
+    What had not begun is given back as if nothing had been; what was over, but not written, is released.
+    What was running is reclaimed: any of it may have been the killer. But where that is known, the overdue
+    jobs have failed by their timeout, and the others are released. A row that somebody has locked is left to
+    the next call. Raises what the database does.
     """
     held = Job.objects.held_by(death.worker, db=db)
     running = [job for job in held if death.begun is None or job.pk in death.begun]
     overdue = [job for job in running if job.pk in death.overdue]
-    outcomes = [Outcome(job, GIVE_BACK) for job in held if job not in running]
+    outcomes = [
+        _unwritten(job, death) if job.pk in death.over else Outcome(job, GIVE_BACK)
+        for job in held
+        if job not in running
+    ]
     outcomes += [_timed_out(job, death) for job in overdue]
     if death.overdue or death.blameless:
         outcomes += [executor.released(job, death.how) for job in running if job not in overdue]
@@ -50,6 +55,17 @@ def take_back(death: Death, db: str) -> list[Job]:
         raise settlement.outage
     tally.flush(db)
     return reclaimed
+
+
+def _unwritten(job: Job, death: Death) -> Outcome:
+    """Release a job that ran, but whose end was not written: not its fault, unless it is so ten times over."""
+    reason = f"it had run, but {death.how} before its end was written"
+    definition = registry.definitions(None)[job.type]
+    return replace(
+        executor.released(job, reason),
+        facts={"reason": reason, "outage": True},
+        charged=executor.undone(Outcome(job, COMPLETE), definition, RuntimeError(reason)),
+    )
 
 
 def _timed_out(job: Job, death: Death) -> Outcome:

@@ -188,6 +188,7 @@ class Worker:
 
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
+        self.place.board.come_round()
         self._check_timeouts()
         if time.monotonic() >= self._outage.retry_at:
             self._ask_the_database()

@@ -102,6 +102,16 @@ def test_a_suspect_is_claimed_by_itself_whatever_the_limit() -> None:
     assert ids(claim(9, suspects=Suspects.FIRST)) == [more.pk]
 
 
+def test_a_claim_for_suspects_only_takes_one_and_never_anything_else() -> None:
+    make_job(priority=100)
+    suspects = [make_job(lease_expirations=1), make_job(lease_expirations=2)]
+    assert [ids(claim(9, suspects=Suspects.ONLY)) for _ in range(3)] == [
+        [suspects[0].pk],
+        [suspects[1].pk],
+        [],
+    ]
+
+
 def test_a_suspect_of_another_queue_or_type_or_in_the_future_is_left_alone() -> None:
     make_job(lease_expirations=1, queue="other")
     make_job(lease_expirations=1, type="other")

@@ -4,7 +4,7 @@ import pytest
 
 from django_forgejobs import turns
 from django_forgejobs.lanes import Suspects
-from django_forgejobs.turns import Turns
+from django_forgejobs.turns import Apart, Turns
 
 
 class Clock:
@@ -53,3 +53,24 @@ def test_room_that_nobody_could_use_is_given_back_and_next_time_it_is_longer(clo
     assert rooms == sorted(rooms)
     assert rooms[-1] > rooms[0]
     assert sum(answers) <= len(answers) / 2
+
+
+def test_where_suspects_have_a_process_of_their_own_the_others_only_look_for_them(clock: Clock) -> None:
+    told: list[float] = []
+    turn = Apart(Suspects.NEVER, 10, lambda: clock.now >= 1015, lambda: told.append(clock.now))
+    for _ in range(40):
+        turn.look()
+        assert turn.idle() is Suspects.NEVER
+        assert not turn.makes_room()
+        clock.now += 1
+    assert told == [1020, 1030]
+
+
+def test_the_process_for_suspects_takes_nothing_else_and_nothing_beside_one(clock: Clock) -> None:
+    turn = Apart(Suspects.ONLY, 10, lambda: True, lambda: pytest.fail("it need not tell"))
+    for _ in range(3):
+        turn.look()
+        assert turn.idle() is Suspects.ONLY
+        turn.started(suspect=True)
+        assert turn.makes_room()
+        clock.now += 20

@@ -221,6 +221,37 @@ def test_what_a_dead_process_held_is_taken_back_once_the_database_can_be_reached
         stop(supervisor)
 
 
+def test_jobs_that_a_killed_process_had_not_begun_are_given_back_unharmed(start: Start, held: Held) -> None:
+    """It looks ahead: beside the job that it runs it has claimed some that wait for their turn."""
+    quick = [{"type": "t.ok"}] * 300
+    enqueue_many([*quick, {"type": "t.kill", "payload": {"times": 1}}, *quick])
+    supervisor = start("--concurrency", 2)
+    all_done(supervisor)
+    suspects = Job.objects.filter(lease_expirations__gt=0)
+    assert "t.kill" in suspects.values_list("type", flat=True)
+    assert len(suspects) <= 2
+    assert set(Job.objects.values_list("attempts", flat=True)) == {1}
+    released = Job.objects.filter(lease_expirations=0).exclude(history=[])
+    assert {job.history[-1]["event"] for job in released} <= {"release"}  # had run, but was not written
+    stop(supervisor)
+
+
+def test_a_process_that_gives_no_sign_for_its_lease_is_killed_and_replaced(start: Start, held: Held) -> None:
+    """Its job has no timeout, but by then it has been lost to others."""
+    id = held.enqueue()
+    supervisor = start(forgejobs={"LEASE": 1.5, "HEARTBEAT": 0.4, "RECLAIM_INTERVAL": 0})
+    held.wait(supervisor)
+    frozen = holder(id)
+    os.kill(frozen, signal.SIGSTOP)
+    held.wait(supervisor, 2)
+    assert not is_alive(frozen)
+    assert "it has given no sign for 1.5 s" in supervisor.output
+    held.let_go()
+    all_done(supervisor)
+    assert Job.objects.get().lease_expirations == 1
+    stop(supervisor)
+
+
 # --- Stop ----------------------------------------------------------------------------------------
 
 
@@ -381,6 +412,18 @@ def test_a_frozen_process_whose_job_is_overdue_is_killed_and_replaced(start: Sta
     stop(supervisor)
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_a_further_process_costs_less_than_thirty_megabytes_of_its_own(start: Start) -> None:
+    enqueue_many({"type": "t.ok"} for _ in range(50))
+    supervisor = start()
+    all_done(supervisor)
+    for pid in ready(supervisor):
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        private = sum(int(kb) for kb in re.findall(r"^Private_\w+:\s+(\d+) kB", rollup, re.MULTILINE))
+        assert private < 30_000, rollup
+    stop(supervisor)
+
+
 # --- With other options --------------------------------------------------------------------------
 
 
@@ -430,6 +473,35 @@ def test_the_server_shows_which_process_has_a_connection(start: Start) -> None:
     wait_for(lambda: names <= shown())
     assert f"forgejobs worker web:{supervisor.pid}" not in shown()  # it asks no database
     stop(supervisor)
+
+
+def test_changed_code_is_run_by_all_processes_after_what_runs_has_finished(
+    manage: Manage, tmp_path: Path
+) -> None:
+    app = tmp_path / "watched"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    code = "from django_forgejobs import job\n@job('w.version')\ndef version(payload):\n    return {}\n"
+    (app / "jobs.py").write_text(code.format(1))
+    env = {"FORGEJOBS_TEST_APPS": "watched,tests.jobsapp", "PYTHONPATH": str(tmp_path)}
+    supervisor = manage("runworker", "--processes", 2, "--reload", env=env, forgejobs=LONG)
+    held = Held(tmp_path)
+    old = [enqueue("w.version"), held.enqueue()]
+    held.wait(supervisor)
+    (app / "jobs.py").write_text(code.format("'two'"))
+    supervisor.wait_for_output("finishing what runs, then restarting")
+    held.let_go()
+    new = [enqueue("w.version") for _ in range(4)]
+    all_done(supervisor)
+    assert [Job.objects.get(pk=id).result for id in (old[0], *new)] == [1, "two", "two", "two", "two"]
+    stop(supervisor)
+
+
+def test_the_umbrella_command_has_processes_too(manage: Manage) -> None:
+    enqueue_many({"type": "t.ok"} for _ in range(10))
+    supervisor = manage("forgejobs", "worker", "--processes", 2, "--burst", env=APP, forgejobs=LONG)
+    assert supervisor.wait() == 0, supervisor.output
+    assert states() == {"done"}
 
 
 def test_processes_within_another_program_are_refused() -> None:
