@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_forgejobs import JobError
-from django_forgejobs.payloads import MAX_DEPTH, StrictEncoder, dumps, in_words, storable
+from django_forgejobs.payloads import MAX_DEPTH, StrictEncoder, dumps, in_words, storable, written
 from tests.json_values import json_values
 
 SURROGATE = os.fsdecode(b"\xff.txt")
@@ -38,6 +38,36 @@ def test_what_is_accepted_comes_back_equal_and_of_the_same_type(value: Any) -> N
     back = json.loads(dumps(value))
     assert back == value
     assert repr(back) == repr(value)
+
+
+_anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()))
+    # At the edges of what is plain: floats that are written without exponent, integers of 64 bits.
+    | st.sampled_from([1e-4, 9.9e-5, 1e16, 9999999999999998.0, -0.0, 2**63, 2**63 - 1, -(2**63), 10**4000])
+    | st.sampled_from([b"", Level.HIGH, mark_safe("s"), decimal.Decimal(1), "\\u0000", "\0", SURROGATE]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(st.text(max_size=3) | st.sampled_from([1, None, mark_safe("k")]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(_anything, st.none() | st.integers(1, 60))
+def test_a_value_is_answered_alike_whether_it_looks_plain_or_not(value: Any, max_bytes: int | None) -> None:
+    def answer(write: Any) -> str:
+        try:
+            return str(write(value, max_bytes=max_bytes))
+        except JobError as error:
+            return f"refused: {error}"
+
+    assert answer(dumps) == answer(written)
 
 
 def test_tuples_become_lists() -> None:
