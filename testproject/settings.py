@@ -1,8 +1,9 @@
 """Settings of the project that the tests and the demo run in. Not an example for production.
 
-Read from the environment: DATABASE_URL, DEBUG, FORGEJOBS_JSON (the FORGEJOBS dict, for tests that
-start real processes), FORGEJOBS_TEST_APPS (comma separated apps to install besides) and
-MAIL_DIRECTORY (where mail is written).
+Read from the environment: DATABASE_URL, LISTEN_DATABASE_URL (makes an alias `direct`),
+DISABLE_SERVER_SIDE_CURSORS, DEBUG, FORGEJOBS_JSON (the FORGEJOBS dict, for tests that start real
+processes), FORGEJOBS_TEST_APPS (comma separated apps to install besides) and MAIL_DIRECTORY (where mail
+is written).
 """
 
 import json
@@ -35,7 +36,14 @@ INSTALLED_APPS = [
 
 FORGEJOBS = json.loads(os.environ.get("FORGEJOBS_JSON") or "{}")
 
-DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{quote(f'{RUN}/db.sqlite3')}")}
+DATABASES = {
+    "default": dj_database_url.config(
+        default=f"sqlite:///{quote(f'{RUN}/db.sqlite3')}",
+        disable_server_side_cursors=bool(os.environ.get("DISABLE_SERVER_SIDE_CURSORS")),
+    )
+}
+if "LISTEN_DATABASE_URL" in os.environ:
+    DATABASES["direct"] = dj_database_url.parse(os.environ["LISTEN_DATABASE_URL"])
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # One writer at a time, and it waits for its turn: IMMEDIATE takes the write lock at BEGIN,
