@@ -2,6 +2,7 @@
 #
 #   make demo ARGS=--once            the demo, without staying up
 #   make test ARGS="-k lease"        arguments for pytest
+#   make bench ARGS=--full           all of the benchmark, see docs/performance.md
 #   make test DATABASE_URL=postgresql://…   your server in place of the embedded one
 
 ARGS ?=
@@ -9,6 +10,7 @@ WORKERS ?= 2
 PYTHON = .venv/bin/python
 PYTEST = $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 PIP = $(PYTHON) -m pip --quiet --disable-pip-version-check
+BENCH_PIP = .run/bench/venv/bin/python -m pip --quiet --disable-pip-version-check
 
 # Exported only where it says something: an empty one would look like a database.
 ifneq ($(strip $(DATABASE_URL)),)
@@ -16,7 +18,7 @@ export DATABASE_URL
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-postgresql test-sqlite lint clean
+.PHONY: help demo test test-postgresql test-sqlite bench lint clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +48,9 @@ test-sqlite: .venv/.installed
 	@echo "== the tests on SQLite"
 	env -u DATABASE_URL $(PYTEST)
 
+bench: .run/bench/venv/.installed  ## Measure how fast it is, beside other queues (about a minute)
+	@env -u DATABASE_URL .run/bench/venv/bin/python -m tests.benchmarks $(ARGS)
+
 lint: .venv/.linters  ## Check the style, the format and the types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
@@ -64,6 +69,20 @@ clean:  ## Remove the virtual environment and everything that runs have left
 	@$(PIP) install --editable '.[postgres]' --group demo --group test || { \
 	    echo "Not everything exists for this platform: trying without the embedded PostgreSQL and the browser."; \
 	    $(PIP) install --editable '.[postgres]' --group demo-core --group test-core; }
+	@touch $@
+
+# Apart from .venv: some peers want Python 3.12, all run in the same one, and none belongs in the environment of the tests.
+.run/bench/venv/.installed: pyproject.toml .venv/.created
+	@echo "Installing the queues to compare with (about a minute, once) …"
+	@for python in python3.13 python3.12 ~/.pyenv/versions/3.13.*/bin/python ~/.pyenv/versions/3.12.*/bin/python .venv/bin/python; do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        $$python -m venv --clear .run/bench/venv && break; \
+	    fi; \
+	done
+	@$(BENCH_PIP) install --upgrade pip
+	@$(BENCH_PIP) install --editable '.[postgres]' --group bench || { \
+	    echo "Not every peer can be installed here: those that are missing are left out."; \
+	    $(BENCH_PIP) install --editable '.[postgres]' --group demo; }
 	@touch $@
 
 .venv/.linters: .venv/.installed

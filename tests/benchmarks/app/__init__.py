@@ -1,0 +1,1 @@
+"""The app whose job our workers run in the benchmark."""
