@@ -87,16 +87,17 @@ _lock = threading.Lock()
 _live: dict[UUID, JobContext] = {}
 
 
-def enter(context: JobContext) -> None:
-    """Make ``context`` findable by its token in this process."""
+def enter(*contexts: JobContext) -> None:
+    """Make ``contexts`` findable by their tokens in this process."""
     with _lock:
-        _live[context.claim_token] = context
+        _live.update((context.claim_token, context) for context in contexts)
 
 
-def leave(context: JobContext) -> None:
-    """Forget ``context``."""
+def leave(*contexts: JobContext) -> None:
+    """Forget ``contexts``."""
     with _lock:
-        _live.pop(context.claim_token, None)
+        for context in contexts:
+            _live.pop(context.claim_token, None)
 
 
 def live(claim_token: UUID) -> JobContext | None:

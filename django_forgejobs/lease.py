@@ -59,19 +59,21 @@ class LeaseKeeper:
         if self._thread is not None:
             self._thread.join(timeout=ANSWER_WITHIN)
 
-    def add(self, held: JobContext) -> None:
-        """Renew the lease of ``held`` from now on."""
+    def add(self, *held: JobContext) -> None:
+        """Renew the leases of ``held`` from now on."""
         with self._wake:
-            self._held[held.job_id] = held
-        context.enter(held)
+            self._held.update((one.job_id, one) for one in held)
+        context.enter(*held)
 
-    def remove(self, held: JobContext) -> None:
-        """Stop renewing it: its end is written, or its claim is gone. Whoever still asks is told so."""
-        held.revoked = True
-        context.leave(held)
+    def remove(self, *held: JobContext) -> None:
+        """Stop renewing them: their ends are written, or their claims gone. Whoever still asks is told so."""
+        for one in held:
+            one.revoked = True
+        context.leave(*held)
         with self._wake:
-            if self._held.get(held.job_id) is held:
-                del self._held[held.job_id]
+            for one in held:
+                if self._held.get(one.job_id) is one:
+                    del self._held[one.job_id]
 
     def ask(self, held: JobContext) -> bool:
         """Renew now on behalf of a handler, and return whether the claim is still its."""

@@ -56,12 +56,18 @@ def settle_and_claim(
         settlement.waiting += done
         return settlement, []
     try:
-        moved, jobs = sql.both(db, sql.finishing(db, COMPLETE, [_row(outcome) for outcome in done]), claim)
+        if done:
+            ended = sql.finishing(db, COMPLETE, [_row(outcome) for outcome in done])
+            moved, jobs = sql.both(db, ended, claim)
+        else:
+            moved, jobs = [], sql.run(db, claim)
     except DatabaseError as error:
         if faults.is_outage(error) or faults.is_again(error):
             settlement.outage = error
             settlement.waiting += done
             return settlement, None if faults.is_outage(error) else []
+        if not done:
+            raise
         _finish_group(COMPLETE, done, db, settlement)
         return settlement, []
     _sort(COMPLETE, done, set(moved), db, settlement)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from django.db import reset_queries
 
-from django_forgejobs import between, conf, executor
+from django_forgejobs import between, conf, executor, signals
 from django_forgejobs.board import Board
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
@@ -26,15 +26,24 @@ logger = logging.getLogger("django_forgejobs")
 CLOSE_WITHIN = 5.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Running:
-    """One claimed job in the hands of a worker, until its end is written."""
+    """One claimed job in the hands of a worker, until its end is written; ``started`` is None while it waits
+    for a thread.
+    """
 
     job: Job
     definition: Definition
     context: JobContext
-    started: float = field(default_factory=time.monotonic)
+    handed_out: float = field(default_factory=time.monotonic)
+    started: float | None = None
     told: bool = False
+
+    def start(self) -> None:
+        """Note that the handler begins now; its time runs from here."""
+        self.started = time.monotonic()
+        if self.definition.timeout is not None:
+            self.context.deadline = self.started + self.definition.timeout
 
     @property
     def overdue_at(self) -> float | None:
@@ -52,18 +61,41 @@ class JobThreads:
     def __init__(self, db: str, board: Board) -> None:
         self.db = db
         self.board = board
+        self.last_start = 0.0
+        self._last_priority = 0
         self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def hand_out(self, running: Running, *, busy: int) -> None:
-        """Have ``running`` run; ``busy`` is how many threads are taken, this one's included."""
-        if len(self._threads) < busy:
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a thread."""
+        return self._work.qsize()
+
+    def hand_out(self, batch: list[Running], *, threads: int) -> None:
+        """Have ``batch``, which is in claim order, run by up to ``threads`` threads. What waits already and
+        is less urgent runs after it.
+        """
+        if batch and self.waiting and batch[0].job.priority > self._last_priority:
+            batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
+        for running in batch:
+            self._work.put(running)
+            self._last_priority = running.job.priority
+        while len(self._threads) < threads:
             name = f"forgejobs-job-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._work.put(running)
+
+    def take_back(self) -> list[Running]:
+        """Return the jobs that no thread has begun, and let none begin them."""
+        waiting = []
+        try:
+            while (running := self._work.get_nowait()) is not None:
+                waiting.append(running)
+        except queue.Empty:
+            pass
+        return waiting
 
     def collect(self, timeout: float) -> Iterator[tuple[Running, Outcome]]:
         """Wait up to ``timeout`` seconds for a job to end or a wake-up, then yield all that has ended."""
@@ -90,10 +122,13 @@ class JobThreads:
     def _run(self) -> None:
         try:
             while (running := self._work.get()) is not None:
+                running.start()
+                self.last_start = running.started or 0.0
                 slot = self.board.begin(running.job.pk, running.overdue_at)
                 outcome = executor.released(running.job, "its thread failed before it began")
                 try:
                     with between.jobs():
+                        signals.send(signals.started, job=running.job)
                         outcome = executor.execute(
                             running.job,
                             running.definition,

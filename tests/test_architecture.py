@@ -37,7 +37,7 @@ FLOORS = [
     {"between", "context", "executor", "outage", "scheduler", "reaper", "archive", "tally", "measures"}
     | {"takeover"},
     # Processes.
-    {"lease", "listener", "threads", "turns", "worker", "ticker", "foreground", "reload"}
+    {"lease", "cursor", "pace", "listener", "threads", "turns", "worker", "ticker", "foreground", "reload"}
     | {"board", "recycling", "supervisor"},
     # Doors: parse, call, print.
     {"__init__", "queue", "apps", "checks", "jobs", "logs", "reasons", "admin", "management"},
