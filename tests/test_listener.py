@@ -81,8 +81,8 @@ def test_who_was_woken_looks_again_for_what_was_held_back_meanwhile(monkeypatch:
     with listening() as ears:
         enqueue("t.ok")
         enqueue("t.ok")
-        wait_for(lambda: len(ears.woken) == 2)
-        first, second = ears.woken
+        wait_for(lambda: len(ears.woken) > 1)
+        first, second = ears.woken[:2]
         assert second - first >= 0.2
 
 
