@@ -58,7 +58,7 @@ def take_back(death: Death, db: str) -> list[Job]:
 
 
 def _unwritten(job: Job, death: Death) -> Outcome:
-    """Release a job that ran, but whose end was not written: not its fault, unless it is so ten times over."""
+    """Release a job that ran, but whose end was not written: not its fault, unless it happens ten times."""
     reason = f"it had run, but {death.how} before its end was written"
     definition = registry.definitions(None)[job.type]
     return replace(

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from django_forgejobs import recycling
 from django_forgejobs.recycling import Recycling, resident
 
 MB = 1024 * 1024
@@ -23,7 +22,7 @@ def test_after_its_jobs_it_leaves_and_says_so_once(caplog: pytest.LogCaptureFixt
 
 def test_workers_that_were_started_together_do_not_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(recycling.time, "monotonic", lambda: now)
+    monkeypatch.setattr("django_forgejobs.recycling.time.monotonic", lambda: now)
     workers = [Recycling(max_age=100) for _ in range(200)]
     left = []
     for seconds in (89, 100, 111):

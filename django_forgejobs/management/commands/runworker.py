@@ -149,6 +149,8 @@ runworker --scheduler                 with the schedules, for small sites
             watchdog.tell(watchdog.READY)
         with watching(watch), ticker.in_background(worker.request_stop) if ticker else nullcontext():
             ended = self.run_to_end(worker)
+        if place is None:
+            watchdog.tell(watchdog.STOPPING)
         if ticker is not None and ticker.failed is not None:
             ended = Ended.FORCED
         self.sum_up(worker, ended, **options)
