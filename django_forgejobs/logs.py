@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -72,6 +73,9 @@ def _started(*, job: Job, **_: Any) -> None:
 
 
 def _done(*, job: Job, seconds: float, **_: Any) -> None:
+    if not _told():
+        counts["done"] += 1
+        return
     text = f"done in {seconds:.2f} s ({_attempt(job)})"
     _say(logging.INFO, "done", job, text, seconds=round(seconds, 6))
 
@@ -153,6 +157,32 @@ def _say_of(level: int, event: str, schedule: Schedule, text: str, **facts: Any)
 
 def _instant(slot: datetime) -> str:
     return f"{slot.astimezone(UTC):%Y-%m-%d %H:%M}Z"
+
+
+#: Jobs done that are told one by one in a second, unless the level is DEBUG: a line costs more than a job.
+TOLD_A_SECOND = 100
+
+_this_second = {"began": 0.0, "done": 0}
+
+
+def _told() -> bool:
+    """Return whether a job that is done gets a line of its own; say, once a second, how many did not."""
+    if not logger.isEnabledFor(logging.INFO) or logger.isEnabledFor(logging.DEBUG):
+        return True
+    now = time.monotonic()
+    if now - _this_second["began"] >= 1.0:
+        if (untold := _this_second["done"] - TOLD_A_SECOND) > 0:
+            facts = {"event": "many_done", "count": untold}
+            logger.info("%d more jobs were done in that second.", untold, extra=facts)
+        _this_second.update(began=now, done=0)
+    _this_second["done"] += 1
+    if _this_second["done"] == TOLD_A_SECOND + 1:
+        logger.info(
+            "More than %d jobs are done within a second: the others are counted (at DEBUG, each is told).",
+            TOLD_A_SECOND,
+            extra={"event": "many_done"},
+        )
+    return _this_second["done"] <= TOLD_A_SECOND
 
 
 def _say(

@@ -28,7 +28,8 @@ from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
-from django.db.models import F, QuerySet, Value
+from django.db.models import DateTimeField, F, QuerySet, Value
+from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Greatest, Now
 
@@ -36,6 +37,7 @@ from django_forgejobs import faults
 from django_forgejobs.dialect import (
     AfterSeconds,
     AsJson,
+    AsRead,
     ForEach,
     Fused,
     HistoryAppended,
@@ -44,6 +46,7 @@ from django_forgejobs.dialect import (
     Null,
     ReadBy,
     Rows,
+    moment,
 )
 from django_forgejobs.states import Move, RunAt
 
@@ -259,21 +262,39 @@ def both(db: str, first: Statement, second: Statement) -> tuple[list[int], list[
 
 
 def read(db: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> list[Job]:
-    """Return ``rows`` as jobs; a column that was not read back is asked for when it is used."""
-    model, names, compiler, converters = _reading(db, columns)
-    values = compiler.apply_converters(rows, converters) if converters else rows
-    return [model.from_db(db, names, row) for row in values]
+    """Return ``rows`` as jobs; a column that was not read back is asked for when it is used.
+
+    By hand: ``Model.from_db`` would cost more than all the rest of a claim, for signals that nobody hears.
+    """
+    model, names, converters = _reading(db, columns)
+    connection = connections[db]
+    jobs = []
+    for row in rows:
+        job = model.__new__(model)
+        job._state = ModelState()
+        job._state.adding, job._state.db = False, db
+        values = job.__dict__
+        values.update(zip(names, row, strict=True))
+        for name, convert, column in converters:
+            if values[name] is not None:
+                values[name] = convert(values[name], column, connection)
+        jobs.append(job)
+    return jobs
 
 
 @lru_cache(maxsize=64)
-def _reading(db: str, columns: tuple[str, ...]) -> tuple[type[Job], list[str], Any, Any]:
-    model = _model()
+def _reading(db: str, columns: tuple[str, ...]) -> tuple[type[Job], list[str], list[tuple[str, Any, Any]]]:
+    model, connection = _model(), connections[db]
     by_column = {str(field.column): field for field in model._meta.concrete_fields}
-    # from_db() takes what stands in the order of the model's fields.
     fields = [by_column[column] for column in columns]
-    compiler = jobs(db).all().query.get_compiler(db)
-    converters = compiler.get_converters([field.get_col(TABLE) for field in fields])
-    return model, [field.attname for field in fields], compiler, converters
+    converters = []
+    for field in fields:
+        column = field.get_col(TABLE)
+        convert = [*connection.ops.get_db_converters(column), *field.get_db_converters(connection)]
+        if isinstance(field, DateTimeField) and not convert:
+            convert = [moment]
+        converters += [(field.attname, one, column) for one in convert]
+    return model, [field.attname for field in fields], converters
 
 
 def again(db: str, work: Callable[[], T]) -> T:
@@ -309,7 +330,7 @@ def update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Seque
         f"UPDATE {TABLE} SET "
         + ", ".join(f"{column} = {value.text}" for column, value in written.items())
         + f" FROM candidate WHERE {expression(db, IsCandidate(TABLE)).text} RETURNING "
-        + ", ".join(f"{TABLE}.{column}" for column in read)
+        + ", ".join(expression(db, AsRead(TABLE, _field(column))).text for column in read)
     )
     params = tuple(p for value in written.values() for p in value.params)
     return Statement(frame, Compiled(text, params), tuple(read))
