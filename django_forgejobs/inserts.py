@@ -59,12 +59,12 @@ def jobs(rows: Sequence[Row], db: str) -> list[Job]:
     for a key is waited for: the unique index decides. Raises ``JobError`` when the job with the key is of
     another type.
     """
-    return _insert(rows, db, _whole())
+    return _insert(rows, db, _whole(db))
 
 
 def ids(rows: Sequence[Row], db: str) -> list[int]:
     """Do what ``jobs`` does and return ids; no more is read back, unless a receiver of ``enqueued`` asks."""
-    return [one.id for one in _insert(rows, db, _whole() if signals.enqueued.receivers else _IDS)]
+    return [one.id for one in _insert(rows, db, _whole(db) if signals.enqueued.receivers else _IDS)]
 
 
 class _Read(NamedTuple):
@@ -86,10 +86,10 @@ _IDS = _Read(
 )
 
 
-@lru_cache(maxsize=1)
-def _whole() -> _Read:
+@lru_cache(maxsize=8)
+def _whole(db: str) -> _Read:
     columns = tuple(str(field.column) for field in apps.get_model("forgejobs", "Job")._meta.concrete_fields)
-    names = ", ".join(columns)
+    names = sql.read_back(db, columns)
     return _Read(names, names, lambda db, stored: sql.read(db, columns, stored), list)
 
 

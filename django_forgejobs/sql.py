@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from operator import attrgetter
@@ -261,6 +261,11 @@ def both(db: str, first: Statement, second: Statement) -> tuple[list[int], list[
     return [row[0] for row in rows if row[0] is not None], read(db, second.columns, claimed)
 
 
+def read_back(db: str, columns: Iterable[str]) -> str:
+    """Return the words after RETURNING for what ``read`` reads."""
+    return ", ".join(expression(db, AsRead(TABLE, _field(column))).text for column in columns)
+
+
 def read(db: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> list[Job]:
     """Return ``rows`` as jobs; a column that was not read back is asked for when it is used.
 
@@ -330,7 +335,7 @@ def update(db: str, frame: Compiled, values: Mapping[str, Any], returning: Seque
         f"UPDATE {TABLE} SET "
         + ", ".join(f"{column} = {value.text}" for column, value in written.items())
         + f" FROM candidate WHERE {expression(db, IsCandidate(TABLE)).text} RETURNING "
-        + ", ".join(expression(db, AsRead(TABLE, _field(column))).text for column in read)
+        + read_back(db, read)
     )
     params = tuple(p for value in written.values() for p in value.params)
     return Statement(frame, Compiled(text, params), tuple(read))
