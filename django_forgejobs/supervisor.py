@@ -242,10 +242,10 @@ class Supervisor:
         for number, words in STOPS[self._passed_on : wanted]:
             self._passed_on += 1
             self._told_at = now
-            logger.info("%s", words.format(grace=self.grace, number=len(self._children)))
             for child in self._children:
                 child.forced = number == signal.SIGKILL
                 os.kill(child.pid, number)
+            logger.info("%s", words.format(grace=self.grace, number=len(self._children)))
 
     # --- now and then ----------------------------------------------------------------------------
 

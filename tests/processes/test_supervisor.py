@@ -499,6 +499,8 @@ def test_changed_code_is_run_by_all_processes_after_what_runs_has_finished(
     held.wait(supervisor)
     (app / "jobs.py").write_text(code.format("'two'"))
     supervisor.wait_for_output("finishing what runs, then restarting")
+    (idle,) = set(ready(supervisor)) - {holder(old[1])}
+    wait_for(lambda: not is_alive(idle), message=lambda: supervisor.output)
     held.let_go()
     new = [enqueue("w.version") for _ in range(4)]
     all_done(supervisor)
