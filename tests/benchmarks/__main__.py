@@ -18,7 +18,7 @@ from tests.benchmarks.machine import CHECKOUT, Machine, describe
 from tests.benchmarks.report import Report
 
 #: The parts, in the order of the goals.
-PARTS = ("drain",)
+PARTS = ("drain", "latency", "growth", "snapshot", "producers", "idle", "durability")
 
 LATEST = CHECKOUT / ".run" / "bench" / "latest.json"
 

@@ -39,8 +39,7 @@ def _open() -> Callable[[int], None]:
                 view = memoryview(mmap.mmap(file.fileno(), slots * 9))
             started, counts = view[: slots * 8].cast("d"), view[slots * 8 :]
             path.with_suffix(".ready").touch()
-            while not (directory / "gate").exists():
-                time.sleep(0.002)
+            wait_for_gate()
 
             def mark(number: int) -> None:
                 if not counts[number]:
@@ -49,6 +48,13 @@ def _open() -> Callable[[int], None]:
 
             _mark = mark
     return _mark
+
+
+def wait_for_gate() -> None:
+    """Wait until the measurement begins."""
+    gate = Path(os.environ[DIRECTORY]) / "gate"
+    while not gate.exists():
+        time.sleep(0.002)
 
 
 class Effects:

@@ -91,6 +91,7 @@ class Machine:
 
     def __init__(self, *, say: Callable[[str], None], settings: Mapping[str, str] = SETTINGS) -> None:
         self.say, self.settings = say, settings
+        self.checkout = CHECKOUT
         self._stack = contextlib.ExitStack()
         self._templates: dict[str, str] = {}
         self._count = 0
@@ -140,6 +141,21 @@ class Machine:
         """Put jobs in by the queue's fastest way; return what it says of it."""
         return self._call(queue, database, "enqueue", json.dumps(load.__dict__))
 
+    def trickle(
+        self, queue: Queue, database: Database, effects: Effects, load: Load, *, every: float
+    ) -> dict[int, float]:
+        """Put jobs in one by one; return when each was committed, by its number."""
+        command = (
+            *PYTHON,
+            "tests.benchmarks.queues",
+            queue.module,
+            "trickle",
+            json.dumps(load.__dict__),
+            str(every),
+        )
+        environment = {**database.environment, **queue.environment, **effects.environment}
+        return {int(number): moment for number, moment in self.ask(command, environment).items()}
+
     def _database(self, name: str) -> Database:
         url = f"postgresql://postgres@{quote(self.host, safe='')}/{name}"
         environment = {"PGHOST": self.host, "PGUSER": "postgres", "PGDATABASE": name, "DATABASE_URL": url}
@@ -163,7 +179,7 @@ class Machine:
         done = subprocess.run(
             command,
             cwd=CHECKOUT,
-            env=self._environment(environment),
+            env=self.environment(environment),
             capture_output=True,
             text=True,
             timeout=900,
@@ -196,7 +212,7 @@ class Machine:
             for _ in range(processes):
                 self._count += 1
                 log = self.directory / f"worker-{self._count}.log"
-                started.append(Worker(command, self._environment(environment), log))
+                started.append(Worker(command, self.environment(environment), log))
             yield started
         finally:
             for worker in started:
@@ -204,7 +220,8 @@ class Machine:
             for worker in started:
                 worker.end()
 
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of a process: this one's, without what would lead it astray."""
         ours = {"DATABASE_URL", "FORGEJOBS_JSON", "FORGEJOBS_TEST_APPS", "DEBUG"}
         return {**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": str(CHECKOUT), **more}
 

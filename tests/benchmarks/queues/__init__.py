@@ -1,7 +1,7 @@
 """One adapter for each queue: how its tables are made, jobs put in by its fastest way, its worker started.
 
-An adapter can be imported without its queue. It has ``QUEUE``, ``prepare()`` and ``enqueue(load)``; the two
-functions run in a process of their own (``python -m tests.benchmarks.queues NAME prepare``), whose
+An adapter can be imported without its queue. It has ``QUEUE``, ``prepare()``, ``enqueue(load)`` and, where
+its latency is measured, ``trickle(load, moments)``; these run in a process of their own (``__main__``), whose
 environment names the database: DATABASE_URL for Django, PGHOST and so on for the others.
 """
 
@@ -22,7 +22,8 @@ PYTHON = (sys.executable, "-m")
 class Load:
     """Jobs numbered from ``first``: spread over ``queues`` and ``priorities`` by their number.
 
-    One queue is the default one; more are called q0, q1 and so on. ``keyed``: each with a key of its own.
+    One queue is the default one; more are called q0, q1 and so on. ``keyed``: each with a key of its own;
+    ``urgent`` is added to all priorities.
     """
 
     count: int
@@ -30,6 +31,7 @@ class Load:
     queues: int = 1
     priorities: int = 1
     keyed: bool = False
+    urgent: int = 0
 
     @property
     def numbers(self) -> range:
@@ -39,7 +41,7 @@ class Load:
         return "default" if self.queues == 1 else f"q{number % self.queues}"
 
     def priority(self, number: int) -> int:
-        return number % self.priorities
+        return number % self.priorities + self.urgent
 
     @property
     def names(self) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -91,6 +91,21 @@ def enqueue(load: Load) -> dict[str, float]:
         return seconds
 
     return {"seconds": asyncio.run(insert())}
+
+
+def trickle(load: Load, moments: Iterator[int]) -> dict[int, float]:
+    """Enqueue a job at each of ``moments``; return when each was committed, by its number."""
+
+    async def insert() -> dict[int, float]:
+        queries, connection = await _queries()
+        committed = {}
+        for number in moments:
+            await queries.enqueue("noop", str(number).encode())
+            committed[number] = time.monotonic()
+        await connection.close()
+        return committed
+
+    return asyncio.run(insert())
 
 
 async def _queries() -> tuple[Any, Any]:

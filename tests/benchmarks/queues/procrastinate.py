@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.benchmarks.effects import effect
@@ -40,6 +41,17 @@ def enqueue(load: Load) -> dict[str, float]:
             numbers = load.numbers[start : start + 5_000]
             app.tasks["noop"].batch_defer(*({"number": number} for number in numbers))
         return {"seconds": time.perf_counter() - began}
+
+
+def trickle(load: Load, moments: Iterator[int]) -> dict[int, float]:
+    """Defer a job at each of ``moments``; return when each was committed, by its number."""
+    app = make_app(sync=True)
+    committed = {}
+    with app.open():
+        for number in moments:
+            app.tasks["noop"].defer(number=number)
+            committed[number] = time.monotonic()
+    return committed
 
 
 def make_app(*, sync: bool = False) -> Any:
