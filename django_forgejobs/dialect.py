@@ -272,6 +272,30 @@ class ForEach(Func):
         return f"CROSS JOIN {self.table} AS found ON found.id IN ({ids})", []
 
 
+class StoredSize(Func):
+    """The bytes that a JSON column takes, told without reading what is stored apart from its row."""
+
+    output_field = IntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.as_sql(compiler, connection, function="PG_COLUMN_SIZE")
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return self.as_sql(compiler, connection, function="LENGTH")
+
+
+class FoundSize(Func):
+    """The ``size`` of a row that ``ForEach`` has found, which is the whole row where there is no LATERAL."""
+
+    output_field = IntegerField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return "found.size", []
+
+    def as_sqlite(self, compiler: Any, connection: Any, **_: Any) -> Any:
+        return "LENGTH(found.payload)", []
+
+
 class IsCandidate(Func):
     """That a row of ``table`` is one of the CTE ``candidate``.
 

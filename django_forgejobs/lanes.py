@@ -18,7 +18,16 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_forgejobs import sql
-from django_forgejobs.dialect import AfterSeconds, Locked, NewToken, ReadBy, Rows, Zero
+from django_forgejobs.dialect import (
+    AfterSeconds,
+    FoundSize,
+    Locked,
+    NewToken,
+    ReadBy,
+    Rows,
+    StoredSize,
+    Zero,
+)
 from django_forgejobs.states import CLAIM
 
 if TYPE_CHECKING:
@@ -36,6 +45,10 @@ class Suspects(Enum):
     NEVER = "never"
     LAST = "last"
     FIRST = "first"
+
+
+#: Bytes, as they are stored, of the payloads that a claim takes for jobs that cannot start at once.
+AHEAD_BYTES = 8 * 1024 * 1024
 
 
 class LaneEnd(NamedTuple):
@@ -58,6 +71,7 @@ def claim(
     worker: str,
     lease: float,
     after: Sequence[LaneEnd] = (),
+    ahead: int = 0,
 ) -> sql.Statement:
     """Return the claim of up to ``limit`` rows by ``worker`` for ``lease`` seconds, to be run.
 
@@ -69,10 +83,12 @@ def claim(
     With ``after``, only these lanes are looked at, and in each what comes after its end. So the claims of
     a drain do not walk, each time, over the index entries of all the rows that were claimed before, which
     stay there for as long as somebody holds an older snapshot.
+
+    The last ``ahead`` of the rows are taken only while the payloads of all are within ``AHEAD_BYTES``.
     """
-    statement = _claim(db, queues, types, suspects, bool(after))
+    statement = _claim(db, queues, types, suspects, bool(after), bool(ahead))
     ends = json.dumps([end._asdict() for end in after], default=str)
-    bound = {_WORKER: worker, _LEASE: lease, _LIMIT: limit, _ENDS: ends}
+    bound = {_WORKER: worker, _LEASE: lease, _LIMIT: limit, _ENDS: ends, _SURE: limit - ahead}
 
     def filled(part: sql.Compiled) -> sql.Compiled:
         return sql.Compiled(part.text, tuple(bound.get(param, param) for param in part.params))
@@ -81,7 +97,7 @@ def claim(
 
 
 # Where in the compiled claim these go; objects, so that they equal nothing else.
-_WORKER, _LEASE, _LIMIT, _ENDS = object(), object(), object(), object()
+_WORKER, _LEASE, _LIMIT, _ENDS, _SURE = object(), object(), object(), object(), object()
 
 #: What a claim reads back. The rest of a claimed job is asked for if anybody wants it.
 _READ = (
@@ -97,6 +113,7 @@ def _claim(
     types: tuple[str, ...] | None,
     suspects: Suspects,
     goes_on: bool,
+    ahead: bool,
 ) -> sql.Statement:
     lane = sql.jobs(db).ready().filter(**_IN_LANE, lease_expirations=Zero()).order_by("run_at", "pk")
     if goes_on:
@@ -104,16 +121,27 @@ def _claim(
         lane = lane.filter(_AFTER_END)
     else:
         lanes, columns = _lanes(db, queues), "queue, type, priority"
-    scan = sql.select(lane.values("id", "priority", "run_at"), by="forgejobs_job_lane", lock=False)
+    measured = lane.values("id", "priority", "run_at", size=StoredSize("payload"))
+    scan = sql.select(measured, by="forgejobs_job_lane", lock=False)
     first = sql.for_each(db, f"{scan.text} LIMIT %s")
     served = f"WHERE lane.type IN ({_marks(types)})" if types is not None else ""
     of_lane = ", ".join(f"lane.{name}" for name in columns.split(", "))
-    frame = (
-        f"{lanes.text}, due({columns}, found) AS MATERIALIZED (SELECT {of_lane}, found.id FROM lane {first} "
-        f"{served} ORDER BY found.priority DESC, found.run_at, found.id LIMIT %s)"
+    near = (
+        f"SELECT {of_lane}, found.id AS found, found.priority AS p, found.run_at AS r, "
+        f"{sql.expression(db, FoundSize()).text} AS size FROM lane {first} {served} "
+        f"ORDER BY found.priority DESC, found.run_at, found.id LIMIT %s"
     )
     params = [*lanes.params, *scan.params, _LIMIT, *(types or ()), _LIMIT]
+    if ahead:
+        so_far = "OVER (ORDER BY p DESC, r, found ROWS UNBOUNDED PRECEDING)"
+        near = f"SELECT *, COUNT(*) {so_far} AS n, SUM(size) {so_far} AS bytes FROM ({near}) AS near"
+        near = f"SELECT * FROM ({near}) AS counted WHERE n <= %s OR bytes < {AHEAD_BYTES}"
+        params.append(_SURE)
+    frame = (
+        f"{lanes.text}, due({columns}, found) AS MATERIALIZED (SELECT {columns}, found FROM ({near}) AS near)"
+    )
     # Only as many as each lane gives are locked: its first ones that nobody else has locked.
+    scan = sql.select(lane.values("id"), by="forgejobs_job_lane", lock=False)
     fresh = sql.expression(db, Locked("due", columns, scan.text, scan.params))
     frame += f", {fresh.text}"
     params += fresh.params

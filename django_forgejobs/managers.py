@@ -49,7 +49,8 @@ LOCKED_PATIENCE = 5.0
 
 class ClaimOptions(TypedDict, total=False):
     """What a claim may be told. ``queues`` and ``types`` of None mean all; ``lease`` is in seconds; with
-    ``after``, only those lanes are looked at, and in each what comes after its end.
+    ``after``, only those lanes are looked at, and in each what comes after its end; the last ``ahead`` are
+    claimed only while all payloads are small.
     """
 
     queues: Collection[str] | None
@@ -57,6 +58,7 @@ class ClaimOptions(TypedDict, total=False):
     suspects: Suspects
     lease: float | None
     after: Sequence[LaneEnd]
+    ahead: int
 
 
 class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
@@ -139,6 +141,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         suspects: Suspects = Suspects.LAST,
         lease: float | None = None,
         after: Sequence[LaneEnd] = (),
+        ahead: int = 0,
     ) -> sql.Statement | None:
         if limit < 1 or (types is not None and not types) or (queues is not None and not queues):
             return None
@@ -151,6 +154,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             worker=worker,
             lease=conf.current().LEASE if lease is None else lease,
             after=after,
+            ahead=ahead,
         )
 
     def held_by(self, worker: str, *, db: str | None = None) -> list[Job]:

@@ -265,11 +265,15 @@ class Worker:
 
     # --- claim -----------------------------------------------------------------------------------
 
+    def _free(self) -> int:
+        """Return how many jobs can start at once; less than none while some wait."""
+        return self.concurrency - self._stuck - len(self._running)
+
     def _room(self) -> int:
         """Return how many jobs may be claimed: those that can start at once, and a few ahead."""
         if self._suspect in self._running:
             return 0  # it runs alone
-        room = self.concurrency - self._stuck + self._pace.ahead() - len(self._running)
+        room = self._free() + self._pace.ahead()
         if self.max_jobs is not None:
             room = min(room, self.max_jobs - self.claimed)
         return max(room, 0)
@@ -299,6 +303,7 @@ class Worker:
             suspects=Suspects.NEVER if busy else self._turns.idle(),
             lease=self.settings.LEASE,
             after=after,
+            ahead=wanted - min(wanted, max(self._free(), 0)),
             db=self.db,
         )
         if jobs is not None:
