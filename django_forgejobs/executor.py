@@ -131,7 +131,7 @@ async def _await(awaitable: Awaitable[Any], context: JobContext) -> Any:
         loop.call_soon_threadsafe(cancel)
 
     def cancel() -> None:
-        if context.on_stop is stop:  # it may have come to its end meanwhile
+        if context.on_stop is not None:  # it may have come to its end meanwhile
             task.cancel()
 
     context.on_stop = stop
