@@ -190,6 +190,7 @@ class Supervisor:
 
     def _died(self, child: Child, code: int) -> None:
         self.deaths += 1
+        child.seat.is_wanted = True  # also that for suspects: others may wait for their turn
         self.forced = self.forced or self.stopping
         begun, pause = child.board.begun(), self._pause(child)
         how = forks.in_words(code)
@@ -261,7 +262,7 @@ class Supervisor:
             if child.board.noted(Note.SUSPECTS):
                 child.board.note(Note.SUSPECTS, False)
                 self._alone.is_wanted = True
-            if why := _hangs(child, now, passed):
+            if why := hangs(child, now, passed):
                 logger.error("Worker %s is killed: %s.", child.identity, why)
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -274,7 +275,7 @@ class Supervisor:
             watchdog.tell(watchdog.ALIVE)
 
 
-def _hangs(child: Child, now: float, passed: float) -> str:
+def hangs(child: Child, now: float, passed: float) -> str:
     """Return why a worker is to be killed, if it hangs: in a handler that lets nothing else run, say.
 
     Time counts only as it is seen to pass, or a machine that was frozen would wake up to a massacre.

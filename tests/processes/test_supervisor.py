@@ -15,10 +15,12 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
 from django_forgejobs import between, enqueue, enqueue_many
+from django_forgejobs.board import Board
 from django_forgejobs.models import Job
+from django_forgejobs.supervisor import Child, Seat, hangs
 from tests.factories import in_seconds, make_job, make_schedule
 from tests.processes.harness import Manage, Process
-from tests.sessions import session
+from tests.sessions import gate, session
 from tests.waiting import wait_for
 
 pytestmark = [
@@ -27,8 +29,8 @@ pytestmark = [
 ]
 
 APP = {"FORGEJOBS_TEST_APPS": "tests.jobsapp"}
-#: A lease that no test could wait for.
-LONG = {"LEASE": 900, "POLL_INTERVAL": 0.1, "SUSPECT_PATIENCE": 0.3}
+#: A lease that no test could wait for, and no look for suspects after the first.
+LONG = {"LEASE": 900, "POLL_INTERVAL": 0.1, "SUSPECT_PATIENCE": 60}
 
 Start = Callable[..., Process]
 
@@ -195,6 +197,22 @@ def test_workers_that_die_at_once_again_and_again_are_started_after_growing_paus
 
 
 @pytest.mark.postgres_only
+def test_a_claim_that_was_committed_only_after_its_process_had_died_is_taken_back_too(start: Start) -> None:
+    id = enqueue("t.ok")
+    with gate("victim", per="ROW", when="NEW.status = 'running' AND OLD.status <> NEW.status") as closed:
+        supervisor = start(env=APP | {"PGAPPNAME": "victim"})
+        closed.wait()
+        for pid in ready(supervisor):
+            os.kill(pid, signal.SIGKILL)
+        ready(supervisor, 4)
+        closed.open()
+    wait_for(lambda: Job.objects.get().status == "done", timeout=8, message=lambda: supervisor.output)
+    row = Job.objects.get(pk=id)
+    assert (row.claims, row.attempts, row.lease_expirations, row.history) == (2, 1, 0, [])
+    stop(supervisor)
+
+
+@pytest.mark.postgres_only
 def test_what_a_dead_process_held_is_taken_back_once_the_database_can_be_reached(
     manage: Manage, own_server: Callable[..., Any], held: Held
 ) -> None:
@@ -293,7 +311,9 @@ def test_a_signal_to_every_process_of_the_service_is_one_signal(start: Start, he
     held.enqueue()
     supervisor = start()
     held.wait(supervisor)
-    for pid in (*workers(supervisor), supervisor.pid):
+    pids = ready(supervisor)
+    assert [os.getpgid(pid) for pid in pids] == pids  # a Ctrl-C reaches the supervisor alone
+    for pid in (*pids, supervisor.pid):
         os.kill(pid, signal.SIGTERM)
     supervisor.wait_for_output("Stopping: what runs has")
     held.let_go()
@@ -423,6 +443,27 @@ def test_a_further_process_costs_less_than_thirty_megabytes_of_its_own(start: St
         private = sum(int(kb) for kb in re.findall(r"^Private_\w+:\s+(\d+) kB", rollup, re.MULTILINE))
         assert private < 30_000, rollup
     stop(supervisor)
+
+
+def test_a_machine_that_was_frozen_does_not_wake_up_to_kill_its_workers() -> None:
+    """The first look sees a job that is long overdue, but its worker has yet to wake up itself."""
+    child = Child(Seat(1), pid=0, identity="", board=Board())
+    child.board.begin(7, overdue_at=100.0)
+    assert hangs(child, now=5000.0, passed=0.5) == ""
+    assert hangs(child, now=5002.9, passed=0.5) == ""
+    assert "job 7" in hangs(child, now=5003.1, passed=0.5)
+    assert child.overdue == {7}
+    assert hangs(child, now=5003.2, passed=0.5) == ""  # once is enough
+
+
+def test_an_overdue_handler_that_its_worker_gives_up_in_time_costs_no_process() -> None:
+    child = Child(Seat(1), pid=0, identity="", board=Board())
+    child.board.begin(7, overdue_at=100.0)
+    assert hangs(child, now=101.0, passed=0.5) == ""
+    child.board.forgive(7)
+    child.board.begin(8, overdue_at=103.0)
+    assert hangs(child, now=104.5, passed=0.5) == ""
+    assert (child.late, child.overdue) == ({8: 104.5}, frozenset())
 
 
 # --- With other options --------------------------------------------------------------------------
