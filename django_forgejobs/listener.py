@@ -23,11 +23,11 @@ from django_forgejobs import between, conf, hints
 logger = logging.getLogger("django_forgejobs")
 
 #: Seconds between two looks whether a file has changed that cannot tell us; while it does, and when it is
-#: quiet. A look costs about 50 µs of CPU, nearly all of it for waking up.
+#: quiet. A look costs 50 to 150 µs of CPU, nearly all of it for waking up.
 LOOK_EVERY = 0.01
-LOOK_EVERY_QUIET = 0.02
+LOOK_EVERY_QUIET = 0.03
 #: Seconds without a change after which it is quiet.
-QUIET_AFTER = 1.0
+QUIET_AFTER = 2.0
 #: Longest pause, in seconds, between tries to listen again.
 AT_MOST = 15.0
 #: Seconds that the thread gets to end in: it may be waiting for a server that does not answer.
