@@ -143,30 +143,30 @@ def run(bench: Bench) -> None:
         )
         return drained
 
-    jobs = bench.size(60_000, 30_000, 2_000)
-    limit = bench.size(20, 6)
-    ours, peers = bench.ours, {name: bench.peer(name) for name in ("pgqueuer", "ox", "procrastinate")}
-    for _ in range(bench.size(3, 1)):
+    jobs = bench.size(100_000, 20_000, 1_000)
+    limit = bench.size(20, 4)
+    ours, peers = bench.ours, {name: bench.peer(name) for name in PEERS[: 3 if bench.full else 2]}
+    for _ in range(bench.size(2, 1)):
         one = measure(OURS, ours, jobs, *bench.flags, limit=limit)
         if one and one.batch > 1:
             batch = min(1000, max(1, round(one.batch)))
         if bench.tiny:
             break
         measure(PGQUEUER, peers["pgqueuer"], jobs, limit=limit)
-        measure(OX, peers["ox"], bench.size(4_000, 1_000), limit=limit)
-        measure(PROCRASTINATE, peers["procrastinate"], bench.size(4_000, 1_000), limit=limit)
+        measure(OX, peers["ox"], bench.size(4_000, 800), limit=limit)
         measure(BARE, bench.take("bare"), jobs, str(batch), limit=limit)
         rates[PGBENCH].append(pgbench.rate(bench.machine, jobs=jobs, batch=batch))
         measure(FIVE, ours, jobs, *bench.flags, queues=5, limit=limit)
         measure(TWO, ours, jobs, *bench.flags, processes=2, limit=limit)
         if bench.full:
+            measure(PROCRASTINATE, peers["procrastinate"], 4_000, limit=limit)
             measure(f"{PGQUEUER}, 2 processes", peers["pgqueuer"], jobs, processes=2, limit=limit)
             measure(f"{BARE}, 2 processes", bench.take("bare"), jobs, str(batch), processes=2, limit=limit)
             two = pgbench.rate(bench.machine, jobs=jobs, batch=batch, clients=2)
             rates[f"{PGBENCH}, 2 clients"].append(two)
             measure(f"{PGQUEUER}, {ANALYZED}", peers["pgqueuer"], jobs, limit=limit, analyze=True)
             measure(f"{OURS}, {ANALYZED}", ours, jobs, *bench.flags, limit=limit, analyze=True)
-        measure(EIGHT, ours, jobs * 2, *bench.flags, processes=8, limit=limit)
+        measure(EIGHT, ours, jobs, *bench.flags, processes=8, limit=limit)
     of = {label: report.figure(1, label, samples, "jobs/s") for label, samples in rates.items()}
     report.figure(1, "jobs a transaction, ours, 1 process", float(batch), "")
 
@@ -188,6 +188,8 @@ OURS, FIVE, TWO, EIGHT = "ours", "ours, five queues", "ours, 2 processes", "ours
 PGQUEUER, OX, PROCRASTINATE = "pgqueuer", "django-ox", "procrastinate"
 BARE, PGBENCH = "bare psycopg loop", "pgbench"
 ANALYZED = "after ANALYZE"
+
+PEERS = ("pgqueuer", "ox", "procrastinate")
 
 #: Jobs a transaction of the bare loop and of pgbench, where our worker's are not known.
 BATCH = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,9 +25,9 @@ QUICK = {"LEASE": 3, "HEARTBEAT": 1, "RECLAIM_INTERVAL": 1}
 
 def run(bench: Bench) -> None:
     """Kill a worker, let another finish, and see which jobs ran twice; as often as there is time for."""
-    jobs = bench.size(20_000, 10_000, 500)
+    jobs = bench.size(20_000, 6_000, 500)
     queue = replace(bench.ours, environment={**bench.ours.environment, "FORGEJOBS_JSON": json.dumps(QUICK)})
-    flight, open_ends, repeated = [], [], []
+    flight, open_ends, repeated, recovered = [], [], [], []
     for _ in range(bench.size(5, 1)):
         machine, load = bench.machine, Load(jobs)
         database = machine.database(queue)
@@ -43,8 +44,10 @@ def run(bench: Bench) -> None:
         until(partial(_is_zero, database, BACKENDS), 10)
         flight.append(database.value("SELECT count(*) FROM forgejobs_job WHERE status = 'running'"))
         open_ends.append(effects.done() - database.value(DONE))
+        began = time.monotonic()
         with machine.workers(queue, database, effects, load, *bench.flags) as workers:
             ended = until(partial(_is_zero, database, queue.open_jobs), 90, every=0.1, workers=workers)
+        recovered.append(time.monotonic() - began)
         counts = effects.counts()
         if not ended or 0 in counts:
             raise BenchmarkError(f"After a SIGKILL {counts.count(0)} jobs of {jobs} did not run.")
@@ -56,6 +59,7 @@ def run(bench: Bench) -> None:
     report.figure(7, "of these, with an effect that was not yet committed", open_ends, "")
     report.figure(7, "jobs that ran twice", repeated, "")
     report.figure(7, "jobs a transaction, on the average", batch, "")
+    report.figure(7, f"until the queue is empty again, lease {QUICK['LEASE']} s", recovered, "s")
     report.at_most(7, "jobs that ran twice, against those claimed", max(repeated) / max(1, max(flight)), 1)
     # One batch is on its way to the disk, another has ended meanwhile, each thread may be past its effect.
     end = 2 * batch + CONCURRENCY

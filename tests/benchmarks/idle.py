@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,26 +27,28 @@ def run(bench: Bench) -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         bench.report.note("Idle costs are read from /proc, which this system does not have.")
         return
-    for concurrency in (1, 50):
-        idle(bench, concurrency)
+    idle(bench)
     weigh(bench)
 
 
-def idle(bench: Bench, concurrency: int) -> None:
-    """Watch a worker that has run a few jobs and waits for more."""
-    seconds = bench.size(20, 8, 1)
-    report, flags = bench.report, (*bench.flags, "--concurrency", str(concurrency))
-    with up(bench, *flags) as (pid, database):
-        time.sleep(bench.size(12, 3, 1))  # what a session has committed is reported within ten seconds
-        before, cpu, began = commits(database), cpu_seconds(pid), time.monotonic()
+def idle(bench: Bench) -> None:
+    """Watch two workers that have run a few jobs and wait for more, one with many threads."""
+    # What a session has committed is reported within ten seconds.
+    settling, seconds = bench.size(12, 11, 1), bench.size(20, 10, 1)
+    report = bench.report
+    with ExitStack() as stack:
+        workers = {
+            concurrency: stack.enter_context(up(bench, *bench.flags, "--concurrency", str(concurrency)))
+            for concurrency in (1, 50)
+        }
+        time.sleep(settling)
+        before = {c: (commits(database), cpu_seconds(pid)) for c, (pid, database) in workers.items()}
         time.sleep(seconds)
-        took = time.monotonic() - began
-        rate = (commits(database) - before) / took
-        share = (cpu_seconds(pid) - cpu) / took * 100
-    report.figure(6, f"idle worker, concurrency {concurrency}: transactions", rate, "/s")
-    report.figure(6, f"idle worker, concurrency {concurrency}: CPU", share, "%")
-    report.at_most(6, f"idle transactions, concurrency {concurrency}", rate, 1.2, "/s")
-    report.at_most(6, f"idle CPU, concurrency {concurrency}", share, 0.5, "%")
+        after = {c: (commits(database), cpu_seconds(pid)) for c, (pid, database) in workers.items()}
+    for concurrency in workers:
+        transactions, cpu = (b - a for a, b in zip(before[concurrency], after[concurrency], strict=True))
+        report.at_most(6, f"idle transactions, concurrency {concurrency}", transactions / seconds, 1.2, "/s")
+        report.at_most(6, f"idle CPU, concurrency {concurrency}", cpu / seconds * 100, 0.5, "%")
 
 
 def weigh(bench: Bench) -> None:

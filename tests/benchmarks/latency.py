@@ -28,7 +28,7 @@ def run(bench: Bench) -> None:
 
 def idle(bench: Bench) -> None:
     """One commit every 50 ms, to workers that are all up and have nothing else to do."""
-    jobs, blocks = bench.size(200, 60, 6), bench.size(4, 2, 1)
+    jobs, blocks = bench.size(200, 40, 6), bench.size(4, 2, 1)
     peers = [bench.peer("procrastinate"), *([bench.peer("pgqueuer")] if bench.full else [])]
     queues = [bench.ours, *(peer for peer in peers if peer), ours.SQLITE]
     waits: dict[str, list[float]] = defaultdict(list)

@@ -45,7 +45,7 @@ def many(bench: Bench) -> None:
 def single(bench: Bench) -> None:
     """``enqueue`` and a bare INSERT in turns, on one connection."""
     database = bench.machine.database(bench.ours)
-    rounds = str(bench.size(40, 15, 1))
+    rounds = str(bench.size(40, 8, 1))
     for how in ("autocommit", "in a transaction"):
         got = _ask(bench, database, "single", how, rounds)
         ours = bench.report.figure(5, f"enqueue, {how}", got["ours"], "µs")
@@ -56,7 +56,7 @@ def single(bench: Bench) -> None:
 
 def concurrent(bench: Bench) -> None:
     """One producer and eight, by us and by bare INSERTs, in turns; all commit each job."""
-    seconds = bench.size(5, 2, 1)
+    seconds = bench.size(5, 1, 1)
     rates: dict[tuple[str, int], list[float]] = {}
     for _ in range(bench.size(3, 1)):
         for what in ("ours", "bare"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def run(bench: Bench) -> None:
     """Drain the same mixed jobs without and with the snapshot."""
-    jobs, limit = bench.size(300_000, 30_000, 500), bench.size(90, 8)
+    jobs, limit = bench.size(300_000, 30_000, 500), bench.size(60, 6)
     ours: dict[bool, list[Drained]] = {False: [], True: []}
     for _ in range(bench.size(2, 1)):
         for held in (False, True):
@@ -32,7 +32,7 @@ def run(bench: Bench) -> None:
     bench.report.at_least(4, "its second half against its first", flat, 0.9)
     if bench.full and (peer := bench.peer("pgqueuer")):
         for held in (False, True):
-            one = with_snapshot(bench, peer, jobs, held=held, limit=45)
+            one = with_snapshot(bench, peer, jobs, held=held, limit=30)
             name = "pgqueuer, snapshot held" if held else "pgqueuer, mixed priorities"
             cut = "" if one.complete else f"stopped after {one.seconds:.0f} s at {one.done:,}"
             bench.report.figure(4, name, one.rate, "jobs/s", cut)
