@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from django_forgejobs import conf, sql
 from django_forgejobs.dialect import Notify
@@ -47,9 +47,13 @@ def due(db: str, queues: Collection[str]) -> None:
     a rollback, of a savepoint too. Never raises; if the process dies between commit and hint, polling finds
     the jobs.
     """
+    if not queues or not _wanted(db):
+        return
     connection = connections[db]
-    if queues and _wanted(db) and (connection.in_atomic_block or connection.get_autocommit()):
-        transaction.on_commit(partial(_send, db, queues), using=db, robust=True)
+    if connection.in_atomic_block:
+        connection.on_commit(partial(_send, db, queues), robust=True)
+    elif connection.get_autocommit():
+        _send(db, queues)
 
 
 def _wanted(db: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from django_forgejobs import conf, payloads, registry
 from django_forgejobs.exceptions import JobError
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_forgejobs")
 
 _NO_POLICY = registry.Definition("", dict)
+
+
+def alias(db: str | None) -> str:
+    """Return the alias of the queue's database; ``JobError`` for one that ``DATABASES`` does not have."""
+    if not db:
+        return conf.current().DATABASE
+    if db not in connections.databases:
+        raise JobError(f"db={db!r} is not one of DATABASES ({', '.join(connections.databases)}).")
+    return db
 
 
 def row(
@@ -36,11 +47,9 @@ def row(
     """
     settings = conf.current()
     payloads.check_label("type", type, 200)
-    registry.check(queue=queue, priority=priority, max_attempts=max_attempts)
-    policy = registry.get(type)
-    if policy is None:
-        logger.debug('Enqueued "%s", which no jobs.py of this process registers.', type)
-        policy = _NO_POLICY
+    if queue is not None or priority is not None or max_attempts is not None:
+        registry.check(queue=queue, priority=priority, max_attempts=max_attempts)
+    policy = registry.get(type) or _unregistered(type)
     if queue is None:
         queue = policy.queue or "default"
     if priority is None:
@@ -65,6 +74,11 @@ def row(
         "run_at": instant,
         "delay": delay,
     }
+
+
+def _unregistered(type_: str) -> registry.Definition:
+    logger.debug('Enqueued "%s", which no jobs.py of this process registers.', type_)
+    return _NO_POLICY
 
 
 def rows(jobs: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from django.db import Error as DatabaseError
-from django.db import connections, models
+from django.db import models
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
@@ -69,10 +69,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
 
         Raises ``JobError`` for one that ``DATABASES`` does not have.
         """
-        alias: str = db or self._db or conf.current().DATABASE
-        if alias not in connections.databases:
-            raise JobError(f"db={alias!r} is not one of DATABASES ({', '.join(connections.databases)}).")
-        return alias
+        return intake.alias(db or self._db)
 
     # --- in --------------------------------------------------------------------------------------
 

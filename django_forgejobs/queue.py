@@ -50,7 +50,7 @@ def enqueue(
     """
     from django_forgejobs import inserts
 
-    alias = _jobs().alias(db)
+    alias = intake.alias(db)
     row = intake.row(
         type,
         payload,
@@ -71,7 +71,7 @@ def enqueue_many(jobs: Iterable[Mapping[str, Any]], *, db: str | None = None) ->
     """
     from django_forgejobs import inserts
 
-    alias = _jobs().alias(db)
+    alias = intake.alias(db)
     return inserts.ids(intake.rows(jobs), alias)
 
 

@@ -306,7 +306,6 @@ def again(db: str, work: Callable[[], T]) -> T:
     """Return what ``work`` returns, running it again, bounded, when it loses a race: serialization failure,
     deadlock, SQLite's "locked". Not inside a transaction of the caller: there it is the caller's to repeat.
     """
-    connection = connections[db]
     started = time.monotonic()
     attempt = 1
     while True:
@@ -314,7 +313,7 @@ def again(db: str, work: Callable[[], T]) -> T:
             return work()
         except DatabaseError as error:
             last = attempt == _TRIES or time.monotonic() - started > _GIVE_UP_AFTER
-            if last or connection.in_atomic_block or not faults.is_again(error):
+            if last or connections[db].in_atomic_block or not faults.is_again(error):
                 raise
             time.sleep(random.uniform(0, 0.005 * 2**attempt))  # noqa: S311
             attempt += 1
