@@ -70,10 +70,10 @@ class Recovery:
         """Have taken back what this one held, from the next turn on."""
         self._losses.append(Loss(death))
 
-    def is_pending(self, within: float = float("inf")) -> bool:
-        """Whether of a worker that died less than ``within`` seconds ago nothing has been taken back yet."""
+    def is_pending(self, looks: int, *, within: float = float("inf")) -> bool:
+        """Whether one that died less than ``within`` seconds ago has not been looked for so often yet."""
         now = time.monotonic()
-        return any(loss.looks == 0 and now - loss.died < within for loss in self._losses)
+        return any(loss.looks < looks and now - loss.died < within for loss in self._losses)
 
     def turn(self) -> int | None:
         """Start a look that is due, or see how one has ended: return DONE, AGAIN or SUSPECTS then."""

@@ -138,9 +138,9 @@ class Supervisor:
         if self._children:
             return False
         if self.stopping:
-            return not self._recovery.is_pending(within=LAST_LOOK)
+            return not self._recovery.is_pending(1, within=LAST_LOOK)
         wanted = any(seat.is_wanted for seat in (*self._seats, self._alone))
-        return self.burst and not wanted and not self._recovery.is_pending()
+        return self.burst and not wanted and not self._recovery.is_pending(2)
 
     # --- starts ----------------------------------------------------------------------------------
 

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import threading
+from typing import Any
 
 import pytest
 
-from django_forgejobs.board import Board, Note
-from tests.sessions import in_threads
+from django_forgejobs import enqueue, registry
+from django_forgejobs.board import Board, Note, Place
+from django_forgejobs.worker import Worker
+from tests.sessions import beside, in_threads
+from tests.waiting import wait_for
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
@@ -55,3 +60,22 @@ def test_threads_do_not_get_each_others_slots() -> None:
 
     in_threads(3, work)
     assert board.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_notes_that_it_has_given_a_handler_up_so_that_it_is_not_killed_for_it(
+    settings: Any,
+) -> None:
+    settings.FORGEJOBS = {"TIMEOUT_MARGIN": 0.1}
+    board, until = Board(), threading.Event()
+    types = {"t": registry.define("t", lambda payload: until.wait(10), timeout=0.1)}
+    worker = Worker(db="default", handlers={}, burst=True, concurrency=2, place=Place("w", board))
+    worker.definitions, worker.types = types, ("t",)
+    id = enqueue("t")
+    with beside(worker.run):
+        wait_for(lambda: board.overdue(float("inf")) == {id})
+        wait_for(lambda: board.overdue(float("inf")) == set())
+        assert board.begun() == {id}
+        until.set()
+    assert board.begun() == set()
+    assert board.rounds > 1

@@ -17,7 +17,9 @@ from django.db import connection, connections
 from django_forgejobs import between, enqueue, enqueue_many
 from django_forgejobs.board import Board
 from django_forgejobs.models import Job
+from django_forgejobs.recovery import AGAIN, DONE, LOOKS, Loss
 from django_forgejobs.supervisor import Child, Seat, hangs
+from django_forgejobs.takeover import Death
 from tests.factories import in_seconds, make_job, make_schedule
 from tests.processes.harness import Manage, Process
 from tests.sessions import gate, session
@@ -139,6 +141,28 @@ def test_the_job_of_a_killed_process_runs_again_at_once_and_not_after_its_lease(
     assert ", of which 1 died." in supervisor.output
 
 
+def test_a_look_that_failed_is_no_look_and_the_next_comes_later_each_time() -> None:
+    loss = Loss(Death("web:7:0", "died", frozenset()))
+    pauses = []
+    for _ in range(8):
+        loss.looked(AGAIN)
+        pauses.append(round(loss.next_look - time.monotonic(), 1))
+    assert (loss.looks, loss.is_over) == (0, False)
+    assert pauses == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    for _ in LOOKS:
+        assert not loss.is_over
+        loss.looked(DONE)
+    assert loss.is_over
+
+
+def test_a_suspect_does_not_wait_when_another_has_killed_their_process(start: Start) -> None:
+    make_job(type="t.kill", lease_expirations=2)
+    other = make_job(type="t.ok", lease_expirations=1)
+    supervisor = start()
+    wait_for(lambda: Job.objects.get(pk=other.pk).status == "done", message=lambda: supervisor.output)
+    stop(supervisor)
+
+
 @pytest.mark.parametrize("code", [0, 1, 7])
 def test_a_job_that_ends_its_process_without_a_word_is_found_out_whatever_the_exit_code(
     start: Start, code: int
@@ -199,14 +223,16 @@ def test_workers_that_die_at_once_again_and_again_are_started_after_growing_paus
 @pytest.mark.postgres_only
 def test_a_claim_that_was_committed_only_after_its_process_had_died_is_taken_back_too(start: Start) -> None:
     id = enqueue("t.ok")
-    with gate("victim", per="ROW", when="NEW.status = 'running' AND OLD.status <> NEW.status") as closed:
+    with gate("victim", per="ROW", when=f"NEW.id = {id} AND NEW.status = 'running'") as closed:
         supervisor = start(env=APP | {"PGAPPNAME": "victim"})
         closed.wait()
         for pid in ready(supervisor):
             os.kill(pid, signal.SIGKILL)
         ready(supervisor, 4)
+        other = enqueue("t.ok")  # when it is done, the first look is over: that began before
+        wait_for(lambda: Job.objects.get(pk=other).status == "done", message=lambda: supervisor.output)
         closed.open()
-    wait_for(lambda: Job.objects.get().status == "done", timeout=8, message=lambda: supervisor.output)
+    all_done(supervisor)
     row = Job.objects.get(pk=id)
     assert (row.claims, row.attempts, row.lease_expirations, row.history) == (2, 1, 0, [])
     stop(supervisor)
@@ -269,6 +295,7 @@ def test_a_process_that_gives_no_sign_for_its_lease_is_killed_and_replaced(start
     all_done(supervisor)
     assert Job.objects.get().lease_expirations == 1
     stop(supervisor)
+    assert "of which 1 died" in supervisor.output
 
 
 # --- Stop ----------------------------------------------------------------------------------------
@@ -368,7 +395,7 @@ def test_a_worker_leaves_after_max_jobs_and_another_takes_its_place(start: Start
     supervisor = start("--max-jobs", 3)
     all_done(supervisor)
     by_process = Counter(int(name.split(":")[1]) for name in Job.objects.values_list("locked_by", flat=True))
-    assert set(by_process.values()) == {3}, by_process
+    assert max(by_process.values()) == 3 < len(by_process), by_process
     assert "This worker has done enough (3 jobs)" in supervisor.output
     stop(supervisor)
     assert "of which 0 died" in supervisor.output
@@ -480,12 +507,22 @@ def test_a_burst_ends_when_nothing_is_due_any_more_suspects_included(start: Star
     assert Job.objects.get(pk=later).status == "ready"
 
 
+@pytest.mark.postgres_only
 def test_a_burst_does_not_end_before_what_a_dead_process_held_has_run(start: Start) -> None:
     """Also where the one that takes its place has found nothing due meanwhile."""
-    id = enqueue("t.kill", {"times": 1})
-    supervisor = start("--burst")
-    assert supervisor.wait() == 0, supervisor.output
-    assert (Job.objects.get(pk=id).status, Job.objects.get(pk=id).lease_expirations) == ("done", 1)
+    id = enqueue("t.ok")
+    with gate("victim", per="ROW", when="NEW.status = 'running'") as closed:
+        supervisor = start("--burst", env=APP | {"PGAPPNAME": "victim"})
+        closed.wait()
+        supervisor.wait_for_output("ended after")
+        wait_for(lambda: len([pid for pid in ready(supervisor) if is_alive(pid)]) == 1)
+        (busy,) = [pid for pid in ready(supervisor) if is_alive(pid)]
+        os.kill(busy, signal.SIGKILL)
+        wait_for(lambda: supervisor.output.count("ended after") == 2, message=lambda: supervisor.output)
+        closed.open()
+        assert supervisor.wait() == 0, supervisor.output
+    row = Job.objects.get(pk=id)
+    assert (row.status, row.claims, row.lease_expirations) == ("done", 2, 0)
 
 
 def test_the_schedules_are_ticked_by_one_of_the_processes(start: Start) -> None:
