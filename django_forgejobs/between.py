@@ -84,6 +84,7 @@ class Cleaner:
         self._connections = connections.all()  # a handler may have replaced one, or added an alias
         for connection in self._connections:
             _clean(connection, session_changed=connection.alias in watch.changed)
+            connection.queries_log.clear()  # under DEBUG it would grow for as long as the thread lives
         if self._handlers:
             _restore(self._handlers)
         _local.since = time.monotonic()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from django_forgejobs.models import Job, Schedule
+    from django_forgejobs.outcomes import Outcome
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -49,7 +50,7 @@ def connect() -> None:
     """
     receivers: tuple[tuple[Signal, Callable[..., None]], ...] = (
         (signals.started, _started),
-        (signals.done, _done),
+        (signals.done_together, _done),
         (signals.retried, _retried),
         (signals.failed, _failed),
         (signals.dead, _dead),
@@ -72,12 +73,12 @@ def _started(*, job: Job, **_: Any) -> None:
     _say(logging.DEBUG, "started", job, f"started ({_attempt(job)})")
 
 
-def _done(*, job: Job, seconds: float, **_: Any) -> None:
-    if not _told():
-        counts["done"] += 1
-        return
-    text = f"done in {seconds:.2f} s ({_attempt(job)})"
-    _say(logging.INFO, "done", job, text, seconds=round(seconds, 6))
+def _done(*, outcomes: list[Outcome], **_: Any) -> None:
+    told = _told(len(outcomes))
+    counts["done"] += len(outcomes) - told
+    for outcome in outcomes[:told]:
+        text = f"done in {outcome.seconds:.2f} s ({_attempt(outcome.job)})"
+        _say(logging.INFO, "done", outcome.job, text, seconds=round(outcome.seconds, 6))
 
 
 def _retried(*, job: Job, error: str, delay: float | None, exception: BaseException | None, **_: Any) -> None:
@@ -165,24 +166,29 @@ TOLD_A_SECOND = 100
 _this_second = {"began": 0.0, "done": 0}
 
 
-def _told() -> bool:
-    """Return whether a job that is done gets a line of its own; say, once a second, how many did not."""
-    if not logger.isEnabledFor(logging.INFO) or logger.isEnabledFor(logging.DEBUG):
-        return True
+def _told(done: int) -> int:
+    """Return how many of so many jobs that are done get a line of their own; say, once a second, how many did
+    not.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        return 0
+    if logger.isEnabledFor(logging.DEBUG):
+        return done
     now = time.monotonic()
     if now - _this_second["began"] >= 1.0:
         if (untold := _this_second["done"] - TOLD_A_SECOND) > 0:
             facts = {"event": "many_done", "count": untold}
             logger.info("%d more jobs were done in that second.", untold, extra=facts)
         _this_second.update(began=now, done=0)
-    _this_second["done"] += 1
-    if _this_second["done"] == TOLD_A_SECOND + 1:
+    told = min(done, max(TOLD_A_SECOND - _this_second["done"], 0))
+    if _this_second["done"] <= TOLD_A_SECOND < _this_second["done"] + done:
         logger.info(
             "More than %d jobs are done within a second: the others are counted (at DEBUG, each is told).",
             TOLD_A_SECOND,
             extra={"event": "many_done"},
         )
-    return _this_second["done"] <= TOLD_A_SECOND
+    _this_second["done"] += done
+    return int(told)
 
 
 def _say(

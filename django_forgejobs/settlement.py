@@ -108,6 +108,7 @@ def _sort(move: Move, group: Sequence[Outcome], moved: set[int], db: str, settle
             raise
         settlement.outage = error
         lost, waiting = set(), {outcome.job.pk for outcome in missing}
+    accepted = []
     for outcome in group:
         if outcome.job.pk in lost:
             settlement.lost.append(outcome)
@@ -115,8 +116,12 @@ def _sort(move: Move, group: Sequence[Outcome], moved: set[int], db: str, settle
         elif outcome.job.pk in waiting:
             settlement.waiting.append(outcome)
         else:
-            settlement.accepted.append(outcome)
-            _tell(outcome)
+            accepted.append(outcome)
+    settlement.accepted += accepted
+    if move is COMPLETE and accepted:
+        signals.send(signals.done_together, outcomes=accepted)
+    for outcome in accepted if move is not COMPLETE or signals.done.receivers else ():
+        _tell(outcome)
 
 
 def _missed(move: Move, missing: Sequence[Outcome], db: str) -> tuple[set[int], set[int]]:

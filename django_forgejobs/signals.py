@@ -19,6 +19,8 @@ logger = logging.getLogger("django_forgejobs")
 enqueued = Signal(use_caching=True)  # job
 started = Signal(use_caching=True)  # job
 done = Signal(use_caching=True)  # job, seconds
+#: What one statement wrote as done, before ``done`` is sent of each: for receivers that must be quick.
+done_together = Signal(use_caching=True)  # outcomes (each with job, seconds)
 retried = Signal(use_caching=True)  # job, error, delay (seconds), exception
 failed = Signal(use_caching=True)  # job, error, exception: ended, retrying cannot cure it
 dead = Signal(use_caching=True)  # job, error, exception: out of attempts, or its workers died
@@ -41,7 +43,7 @@ def send(signal: Signal, **facts: Any) -> None:
     """Send ``signal`` about a schedule or a job; what a receiver raises is logged and goes no further."""
     if not signal.receivers:
         return
-    subject = facts.get("schedule") or facts["job"]
+    subject = facts.get("schedule") or facts.get("job") or facts["outcomes"][0].job
     try:
         signal.send_robust(sender=type(subject), **facts)
     except KeyboardInterrupt:

@@ -50,13 +50,13 @@ def flush(db: str) -> None:
 def connect() -> None:
     """Count what the signals tell."""
     for event, signal in (
-        ("done", signals.done),
         ("retried", signals.retried),
         ("failed", signals.failed),
         ("dead", signals.dead),
         ("lease_expired", signals.reclaimed),
     ):
         signal.connect(_receiver(event), weak=False, dispatch_uid=f"django_forgejobs.tally.{event}")
+    signals.done_together.connect(_done, dispatch_uid="django_forgejobs.tally.done")
     signals.slots_skipped.connect(_missed, dispatch_uid="django_forgejobs.tally.slot_missed")
 
 
@@ -67,7 +67,21 @@ def _missed(*, schedule: Any, stretch: Any, fate: str, **_: Any) -> None:
 
 def _receiver(event: str) -> Any:
     def receive(*, job: Any, **facts: Any) -> None:
-        waited = (job.started_at - job.run_at).total_seconds() if job.started_at else 0.0
-        note(event, job.type, waited=max(waited, 0.0), ran=facts.get("seconds", 0.0))
+        note(event, job.type, waited=_waited(job), ran=facts.get("seconds", 0.0))
 
     return receive
+
+
+def _done(*, outcomes: Any, **_: Any) -> None:
+    sums: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        type_sums = sums.setdefault(outcome.job.type, [0, 0.0, 0.0])
+        type_sums[0] += 1
+        type_sums[1] += _waited(outcome.job)
+        type_sums[2] += outcome.seconds
+    for type_, (times, waited, ran) in sums.items():
+        note("done", type_, times=int(times), waited=waited, ran=ran)
+
+
+def _waited(job: Any) -> float:
+    return max((job.started_at - job.run_at).total_seconds(), 0.0) if job.started_at else 0.0

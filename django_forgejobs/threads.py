@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from django.db import reset_queries
-
 from django_forgejobs import between, conf, executor, signals
 from django_forgejobs.board import Board
 from django_forgejobs.context import JobContext
@@ -120,6 +118,7 @@ class JobThreads:
             thread.join(timeout=CLOSE_WITHIN)
 
     def _run(self) -> None:
+        cleaner = between.jobs()
         try:
             while (running := self._work.get()) is not None:
                 running.start()
@@ -127,7 +126,7 @@ class JobThreads:
                 slot = self.board.begin(running.job.pk, running.overdue_at)
                 outcome = executor.released(running.job, "its thread failed before it began")
                 try:
-                    with between.jobs():
+                    with cleaner:
                         signals.send(signals.started, job=running.job)
                         outcome = executor.execute(
                             running.job,
@@ -135,7 +134,6 @@ class JobThreads:
                             running.context,
                             reachable=lambda: between.reachable(self.db),
                         )
-                    reset_queries()
                 except BaseException:
                     # A thread that died here would keep its job, and its slot, for ever.
                     logger.critical("Cleaning up after %s failed.", running.job, exc_info=True)
