@@ -24,7 +24,7 @@ logger = logging.getLogger("django_forgejobs")
 
 #: Seconds between two looks whether a file has changed that cannot tell us; while it does, and when it is
 #: quiet. A look costs 50 to 150 µs of CPU, nearly all of it for waking up.
-LOOK_EVERY = 0.01
+LOOK_EVERY = 0.005
 LOOK_EVERY_QUIET = 0.03
 #: Seconds without a change after which it is quiet.
 QUIET_AFTER = 2.0
