@@ -30,7 +30,7 @@ class Drained:
     done: int
     seconds: float
     processes: int
-    transactions: int = 0
+    finishes: int = 0
     starts: list[float] = field(default_factory=list, repr=False)
 
     @property
@@ -43,8 +43,8 @@ class Drained:
 
     @property
     def batch(self) -> float:
-        """Jobs for each transaction."""
-        return self.done / self.transactions if self.transactions else 0.0
+        """Jobs for each statement that finished some; 0 where nobody knows."""
+        return self.done / self.finishes if self.finishes else 0.0
 
     def slices(self, count: int = 10) -> list[float]:
         """The rate in ``count`` equal parts of the jobs, in the order in which they ran."""
@@ -80,19 +80,18 @@ def drain(
         wanted = processes_of(processes, flags)
         if not until(lambda: effects.ready() >= wanted, START, workers=workers) and not effects.ready():
             raise BenchmarkError(f"{queue.name}: no job was started in {START:g} s.\n{workers[0].said}")
-        before = commits(database)
         opened = effects.open_gate()
         ended = until(lambda: effects.done() >= load.count, limit, workers=workers)
         closed = time.monotonic()
         if ended and not until(lambda: database.value(queue.open_jobs) == 0, 15, every=0.05):
             raise BenchmarkError(f"{queue.name}: all jobs ran, but not all are finished in its tables.")
-    transactions = commits(database) - before  # sessions report theirs at their end at the latest
+    finishes = database.value(queue.finishes) if queue.finishes else 0
     starts = sorted(effects.starts().values())
     verify(queue, effects, load, complete=ended)
     seconds = (starts[-1] if ended else closed) - opened
     if own:
         machine.drop(database)
-    return Drained(queue.name, load.count, len(starts), seconds, effects.ready(), transactions, starts)
+    return Drained(queue.name, load.count, len(starts), seconds, effects.ready(), finishes, starts)
 
 
 def processes_of(processes: int, flags: tuple[str, ...]) -> int:
@@ -137,10 +136,9 @@ def run(bench: Bench) -> None:
             report.note(f"{label}: {error}")
             return None
         rates[label].append(drained.rate)
+        batches = f", {drained.batch:.0f} jobs a batch" if drained.batch else ""
         cut = "" if drained.complete else f", cut short at {drained.done:,} of {jobs:,}"
-        report.say(
-            f"1  {label}: {number(drained.rate)} jobs/s, {number(drained.batch)} jobs a transaction{cut}"
-        )
+        report.say(f"1  {label}: {number(drained.rate)} jobs/s{batches}{cut}")
         return drained
 
     jobs = bench.size(100_000, 20_000, 1_000)
@@ -149,7 +147,7 @@ def run(bench: Bench) -> None:
     for _ in range(bench.size(2, 1)):
         one = measure(OURS, ours, jobs, *bench.flags, limit=limit)
         if one and one.batch > 1:
-            batch = min(1000, max(1, round(one.batch)))
+            batch = round(one.batch)
         if bench.tiny:
             break
         measure(PGQUEUER, peers["pgqueuer"], jobs, limit=limit)
@@ -168,7 +166,7 @@ def run(bench: Bench) -> None:
             measure(f"{OURS}, {ANALYZED}", ours, jobs, *bench.flags, limit=limit, analyze=True)
         measure(EIGHT, ours, jobs, *bench.flags, processes=8, limit=limit)
     of = {label: report.figure(1, label, samples, "jobs/s") for label, samples in rates.items()}
-    report.figure(1, "jobs a transaction, ours, 1 process", float(batch), "")
+    report.figure(1, "jobs a batch, ours, 1 process", float(batch), "")
 
     def ratio(name: str, label: str, against: str, bound: float) -> None:
         if label in of and of.get(against):
@@ -191,5 +189,5 @@ ANALYZED = "after ANALYZE"
 
 PEERS = ("pgqueuer", "ox", "procrastinate")
 
-#: Jobs a transaction of the bare loop and of pgbench, where our worker's are not known.
+#: Jobs a batch of the bare loop and of pgbench, where our worker's are not known.
 BATCH = 200

@@ -50,7 +50,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue that takes part. ``worker`` returns a command; ``open_jobs`` is SQL that counts what is due."""
+    """A queue that takes part. ``worker`` returns a command; ``open_jobs`` is SQL that counts what is due.
+
+    ``finishes`` is SQL that counts the statements that finished jobs, where the tables tell.
+    """
 
     name: str
     module: str
@@ -59,6 +62,7 @@ class Queue:
     distribution: str
     needs: tuple[str, ...] = ()
     settings: str = ""
+    finishes: str = ""
     sqlite: bool = False
     stop: int = signal.SIGTERM
     environment: Mapping[str, str] = field(default_factory=dict)

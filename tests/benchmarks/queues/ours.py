@@ -28,6 +28,8 @@ QUEUE = Queue(
         "SELECT count(*) FROM forgejobs_job "
         "WHERE status IN ('ready', 'running') AND run_at <= CURRENT_TIMESTAMP"
     ),
+    # Jobs that one statement finished have one time.
+    finishes="SELECT count(DISTINCT finished_at) FROM forgejobs_job WHERE status = 'done'",
     distribution="django-forgejobs",
     settings=f"runworker --concurrency {CONCURRENCY}",
     environment={
