@@ -2,12 +2,13 @@
 
 import os
 import signal
-import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_forgejobs import enqueue, registry
+import tests.jobsapp.jobs  # noqa: F401 (registers the types)
+from django_forgejobs import enqueue
 from django_forgejobs.board import Board, Note, Place
 from django_forgejobs.worker import Worker
 from tests.sessions import beside, in_threads
@@ -64,18 +65,16 @@ def test_threads_do_not_get_each_others_slots() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_notes_that_it_has_given_a_handler_up_so_that_it_is_not_killed_for_it(
-    settings: Any,
+    settings: Any, tmp_path: Path
 ) -> None:
     settings.FORGEJOBS = {"TIMEOUT_MARGIN": 0.1}
-    board, until = Board(), threading.Event()
-    types = {"t": registry.define("t", lambda payload: until.wait(10), timeout=0.1)}
-    worker = Worker(db="default", handlers={}, burst=True, concurrency=2, place=Place("w", board))
-    worker.definitions, worker.types = types, ("t",)
-    id = enqueue("t")
+    board, until = Board(), tmp_path / "until"
+    worker = Worker(db="default", burst=True, concurrency=2, place=Place("w", board))
+    id = enqueue("t.timeout", {"until": str(until)})
     with beside(worker.run):
         wait_for(lambda: board.overdue(float("inf")) == {id})
         wait_for(lambda: board.overdue(float("inf")) == set())
         assert board.begun() == {id}
-        until.set()
-    assert board.begun() == set()
+        until.touch()
+    wait_for(lambda: board.begun() == set())
     assert board.rounds > 1

@@ -191,11 +191,15 @@ runworker --scheduler                 with the schedules, for small sites
             self.stopping.install()
             self.name_connections(**options)
             return place
-        self.say(
+        text = (
             f"Supervisor {worker.identity} ended after {duration(time.monotonic() - started)}: "
-            f"{supervisor.starts} processes, of which {supervisor.deaths} died.",
-            **options,
+            f"{supervisor.starts} processes, of which {supervisor.deaths} died."
         )
+        if options["log_format"] == "json":
+            facts = {"worker": worker.identity, "starts": supervisor.starts, "deaths": supervisor.deaths}
+            logger.info(text, extra={"event": "supervisor_ended", **facts})
+        else:
+            self.say(text, **options)
         if supervisor.forced:
             raise CommandError("Workers were forced to end: see the log.", returncode=FORCED)
         if supervisor.changed and not self.stopping.signals:
