@@ -68,6 +68,13 @@ def test_a_job_is_stored_alone_as_it_is_among_many() -> None:
     assert alone == among_many
 
 
+def test_what_a_single_insert_leaves_out_is_what_the_table_gives() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO forgejobs_job (type) VALUES ('t')")
+    row = columns(Job.objects.get())
+    assert {name: row[name] for name in inserts._DEFAULTS} == inserts._DEFAULTS
+
+
 @real_commits
 @pytest.mark.postgres_only
 def test_values_that_the_server_binds_are_stored_as_those_that_the_client_does() -> None:
