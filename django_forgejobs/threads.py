@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -51,49 +52,52 @@ class Running:
 
 
 class JobThreads:
-    """Threads started as they are needed, daemons all: a stuck handler must not keep the process alive.
+    """Up to ``limit`` threads started as they are needed, daemons all: a stuck handler must not keep the
+    process alive.
 
-    Both ways are a ``SimpleQueue``, whose ``put`` is safe in a signal handler; so is ``wake``.
+    Of the idle ones one is called when work comes, and each that finds more than it takes calls another: were
+    all called at once, they would fight over the interpreter's lock for jobs that are over in no time.
+    ``wake``, and whatever ends the wait of a thread, is a ``put`` into a ``SimpleQueue``, which is safe in a
+    signal handler.
     """
 
-    def __init__(self, db: str, board: Board) -> None:
+    def __init__(self, db: str, board: Board, limit: int) -> None:
         self.db = db
         self.board = board
+        self.limit = limit
         self.last_start = 0.0
         self._last_priority = 0
-        self._work: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
+        self._work: deque[Running] = deque()
+        # As many marks, or calls on their way, as threads wait for a call.
+        self._idle: deque[None] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     @property
     def waiting(self) -> int:
         """How many jobs wait for a thread."""
-        return self._work.qsize()
+        return len(self._work)
 
-    def hand_out(self, batch: list[Running], *, threads: int) -> None:
-        """Have ``batch``, which is in claim order, run by up to ``threads`` threads. What waits already and
-        is less urgent runs after it.
-        """
-        if batch and self.waiting and batch[0].job.priority > self._last_priority:
+    def hand_out(self, batch: list[Running]) -> None:
+        """Have ``batch``, which is in claim order, run; what waits already and is less urgent, after it."""
+        if not batch:
+            return
+        if self._work and batch[0].job.priority > self._last_priority:
             batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
-        for running in batch:
-            self._work.put(running)
-            self._last_priority = running.job.priority
-        while len(self._threads) < threads:
-            name = f"forgejobs-job-{len(self._threads) + 1}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._work.extend(batch)
+        self._last_priority = batch[-1].job.priority
+        self._call_another()
 
     def take_back(self) -> list[Running]:
         """Return the jobs that no thread has begun, and let none begin them."""
         waiting = []
         try:
-            while (running := self._work.get_nowait()) is not None:
-                waiting.append(running)
-        except queue.Empty:
-            pass
-        return waiting
+            while True:
+                waiting.append(self._work.popleft())
+        except IndexError:
+            return waiting
 
     def collect(self, timeout: float) -> Iterator[tuple[Running, Outcome]]:
         """Wait up to ``timeout`` seconds for a job to end or a wake-up, then yield all that has ended."""
@@ -113,14 +117,49 @@ class JobThreads:
     def dismiss(self, *, wait: bool) -> None:
         """Let the threads end and close their connections; wait for them only if none is stuck."""
         for _ in self._threads:
-            self._work.put(None)
+            self._calls.put(False)
         for thread in self._threads if wait else ():
             thread.join(timeout=CLOSE_WITHIN)
+
+    def _call_another(self) -> None:
+        try:
+            self._idle.pop()
+        except IndexError:
+            self._begin_thread()
+        else:
+            self._calls.put(True)
+
+    def _begin_thread(self) -> None:
+        with self._lock:
+            if len(self._threads) < self.limit:
+                name = f"forgejobs-job-{len(self._threads) + 1}"
+                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
+
+    def _next(self) -> Running | None:
+        """Return the next job, when there is one; None when the threads are dismissed."""
+        while True:
+            try:
+                running = self._work.popleft()
+            except IndexError:
+                self._idle.append(None)
+                if self._work:  # it came before the mark was set, so nobody was called
+                    try:
+                        self._idle.pop()
+                        continue
+                    except IndexError:  # somebody was, by now: that call is to be answered
+                        pass
+                if not self._calls.get():
+                    return None
+            else:
+                if self._work:
+                    self._call_another()
+                return running
 
     def _run(self) -> None:
         cleaner = between.jobs()
         try:
-            while (running := self._work.get()) is not None:
+            while (running := self._next()) is not None:
                 running.start()
                 self.last_start = running.started or 0.0
                 slot = self.board.begin(running.job.pk, running.overdue_at)

@@ -105,7 +105,7 @@ class Worker:
         self.stop = stop or (lambda: False)
         self._signals = 0
         self._exhausted = False
-        self._threads = JobThreads(db, self.place.board)
+        self._threads = JobThreads(db, self.place.board, concurrency)
         #: Claimed and not ended, those that wait for a thread included.
         self._running: dict[int, Running] = {}
         #: Those of them whose time is limited.
@@ -362,7 +362,7 @@ class Worker:
         self._suspect = first.pk if first.lease_expirations else None
         self._turns.started(suspect=self._suspect is not None)
         self._handed_out_at = time.monotonic()
-        self._threads.hand_out(taken, threads=min(self.concurrency, len(self._running) + self._stuck))
+        self._threads.hand_out(taken)
 
     def _stalled_at(self) -> float:
         """Return when the jobs that wait for a thread are given back, if none starts until then."""

@@ -37,7 +37,7 @@ def test_as_many_are_claimed_ahead_as_have_ended_within_the_last_tenth_of_a_seco
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     measured = Pace()
     assert measured.ahead() == 0
     measured.ended(7)
@@ -73,7 +73,7 @@ def test_payloads_bound_what_is_claimed_ahead_but_never_what_can_start() -> None
 
 def test_what_is_more_urgent_overtakes_what_waits_in_the_worker() -> None:
     gate, order = Gate(), []
-    threads = JobThreads("default", Board())
+    threads = JobThreads("default", Board(), 1)
 
     def running(handler: Any, priority: int) -> Running:
         job = make_job(status="running", priority=priority)
@@ -83,10 +83,10 @@ def test_what_is_more_urgent_overtakes_what_waits_in_the_worker() -> None:
     def note(payload: Any, context: JobContext) -> None:
         order.append(Job.objects.get(pk=context.job_id).priority)
 
-    threads.hand_out([running(gate, 0)], threads=1)
+    threads.hand_out([running(gate, 0)])
     wait_for(lambda: gate.inside)
-    threads.hand_out([running(note, 5), running(note, 0)], threads=1)
-    threads.hand_out([running(note, 9), running(note, 0)], threads=1)
+    threads.hand_out([running(note, 5), running(note, 0)])
+    threads.hand_out([running(note, 9), running(note, 0)])
     assert threads.waiting == 4
     gate.out.set()
     wait_for(lambda: len(order) == 4)
