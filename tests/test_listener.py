@@ -48,9 +48,12 @@ def listening(queues: tuple[str, ...] | None = None, *, db: str = DEFAULT_DB_ALI
 
 
 def listeners(columns: str = "pid") -> list[tuple[Any, ...]]:
-    """Return what the server says of the connections that listen."""
+    """Return what the server says of the connections to this database that listen."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {columns} FROM pg_stat_activity WHERE query = 'LISTEN {hints.CHANNEL}'")
+        cursor.execute(
+            f"SELECT {columns} FROM pg_stat_activity "
+            f"WHERE query = 'LISTEN {hints.CHANNEL}' AND datname = current_database()"
+        )
         return list(cursor.fetchall())
 
 

@@ -59,6 +59,15 @@ def pooled(transactional_db: None, tmp_path: Path) -> Iterator[str]:
         yield f"postgresql://{given['USER']}@127.0.0.1:{port}/{given['NAME']}"
 
 
+def listeners() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE application_name LIKE '% listen' AND datname = current_database()"
+        )
+        return int(cursor.fetchone()[0])
+
+
 @pytest.mark.parametrize("careful", [False, True], ids=["as it is", "no cursors, server-side binding"])
 def test_eight_workers_behind_two_connections_run_every_job_once(
     pooled: str, manage: Manage, tmp_path: Path, careful: bool
@@ -88,9 +97,7 @@ def test_eight_workers_behind_two_connections_run_every_job_once(
     assert Counter(effects.read_text().split()) == Counter(map(str, [lost.pk, *ids]))
     schedule.refresh_from_db()
     assert schedule.last_slot is not None
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%% listen'")
-        assert cursor.fetchone()[0] >= 8
+    wait_for(lambda: listeners() >= 8, message=lambda: f"{listeners()} listen, past PgBouncer")
     workers.terminate()
     assert workers.wait() == 0, workers.output
     for word in ("CRITICAL", "out of reach", "do not wake"):

@@ -51,7 +51,11 @@ def run_soon(*ids: int, worker: Process, db: str = DEFAULT_DB_ALIAS) -> None:
 def pids(what: str, *, db: str = DEFAULT_DB_ALIAS) -> list[int]:
     """Return which backends serve connections whose name is like `what`."""
     with connections[db].cursor() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s", [what])
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE application_name LIKE %s AND datname = current_database()",
+            [what],
+        )
         return [pid for (pid,) in cursor.fetchall()]
 
 
