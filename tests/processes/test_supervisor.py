@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -279,6 +280,24 @@ def test_jobs_that_a_killed_process_had_not_begun_are_given_back_unharmed(start:
     assert set(Job.objects.values_list("attempts", flat=True)) == {1}
     released = Job.objects.filter(lease_expirations=0).exclude(history=[])
     assert {job.history[-1]["event"] for job in released} <= {"release"}  # had run, but was not written
+    stop(supervisor)
+
+
+def test_kills_at_any_moment_lose_nothing_and_what_runs_twice_says_why(start: Start, tmp_path: Path) -> None:
+    path, chance = tmp_path / "effects", random.Random(seed := random.randrange(1_000_000))
+    enqueue_many({"type": "t.effect", "payload": {"path": str(path), "seconds": 0.01}} for _ in range(1200))
+    supervisor = start("--concurrency", 4, forgejobs={"MAX_LEASE_EXPIRATIONS": 1000})
+    for kills in range(1, 5):
+        moment, seen = time.monotonic() + chance.uniform(0, 0.2), len(lines(path))
+        wait_for(lambda: time.monotonic() > moment and len(lines(path)) > seen, interval=0.001)  # noqa: B023
+        os.kill(chance.choice([pid for pid in workers(supervisor) if is_alive(pid)]), signal.SIGKILL)
+        ready(supervisor, 2 + kills)
+    all_done(supervisor)
+    effects = Counter(lines(path))
+    for job in Job.objects.all():
+        assert (job.attempts, job.claims >= effects[job.pk] >= 1) == (1, True), (seed, job)
+        assert effects[job.pk] == 1 or job.history, (seed, job)
+    assert Job.objects.filter(lease_expirations__gt=0).count() <= 4 * 4, seed
     stop(supervisor)
 
 
