@@ -48,7 +48,7 @@ test-sqlite: .venv/.installed
 	@echo "== the tests on SQLite"
 	env -u DATABASE_URL $(PYTEST)
 
-bench: .run/bench/venv/.installed  ## Measure how fast it is, beside other queues (about a minute)
+bench: .run/bench/venv/.installed  ## Measure how fast it is, beside other queues
 	@env -u DATABASE_URL .run/bench/venv/bin/python -m tests.benchmarks $(ARGS)
 
 lint: .venv/.linters  ## Check the style, the format and the types

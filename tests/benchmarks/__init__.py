@@ -1,6 +1,6 @@
 """The benchmark: seven goals of speed, ratios measured side by side in one run. See docs/performance.md.
 
-    make bench                           a look, about a minute
+    make bench                           a look, two to three minutes
     make bench ARGS=--full               everything, at most 25 minutes
     make bench ARGS="--only drain,idle"  some parts
 

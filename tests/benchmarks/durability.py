@@ -24,7 +24,7 @@ QUICK = {"LEASE": 3, "HEARTBEAT": 1, "RECLAIM_INTERVAL": 1}
 
 def run(bench: Bench) -> None:
     """Kill a worker, let another finish, and see which jobs ran twice; as often as there is time for."""
-    jobs = bench.size(20_000, 6_000, 500)
+    jobs = bench.size(20_000, 3_000, 500)
     queue = replace(bench.ours, environment={**bench.ours.environment, "FORGEJOBS_JSON": json.dumps(QUICK)})
     flight, open_ends, batches, repeated, recovered = [], [], [], [], []
     for _ in range(bench.size(5, 1)):

@@ -125,6 +125,35 @@ class Report:
         path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
+def markdown(written: dict[str, Any]) -> str:
+    """Return what ``Report.write`` wrote as the tables of docs/performance.md."""
+    about, machine = written["about"], written["about"]["machine"]
+    queues = ", ".join(
+        f"{name} {q['version']}" for name, q in about["queues"].items() if "forgejobs" not in name
+    )
+    settings = ", ".join(f"`{name} = {value}`" for name, value in machine["settings"].items())
+    lines = [
+        f"{about['date'][:10]}, {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:.0f} GB, "
+        f"{machine['system']}; PostgreSQL {machine['postgresql']}, Python {machine['python']}, "
+        f"Django {about['django']}, psycopg {about['psycopg']}; {queues}; {settings}; load "
+        f"{machine['load_at_start']:.1f} before it began; {about['seconds'] / 60:.0f} minutes.",
+        "",
+        "| | goal | wanted | measured | |",
+        "|---|---|---|---|---|",
+    ]
+    for goal in sorted(written["goals"], key=lambda goal: int(goal["goal"])):
+        verdict = Verdict(**{name: value for name, value in goal.items() if name != "met"})
+        measured = f"{number(verdict.value)} {verdict.unit}".rstrip()
+        met = "met" if verdict.met else "**not met**"
+        lines.append(f"| {verdict.goal} | {verdict.name} | {verdict.wanted} | {measured} | {met} |")
+    lines += ["", "| | figure | median | each time |", "|---|---|---|---|"]
+    for figure in sorted(written["figures"], key=lambda figure: int(figure["goal"])):
+        value = f"{number(figure['value'])} {figure['unit']}".rstrip()
+        each = "; ".join(filter(None, (", ".join(map(number, figure["samples"])), figure["note"])))
+        lines.append(f"| {figure['goal']} | {figure['name']} | {value} | {each} |")
+    return "\n".join([*lines, *(f"\n{note.splitlines()[0]}" for note in written["notes"])])
+
+
 def number(value: float) -> str:
     """Return a number as people read it: 12,345, 12.3, 1.23."""
     size = abs(value)
