@@ -67,7 +67,8 @@ def test_a_rolling_deploy_runs_every_job_once_and_writes_down_what_has_ended(
         assert worker.wait() == 0
         worker = successor
     wait_for(lambda: not Job.objects.exclude(status="done").exists())
-    assert set(Job.objects.values_list("attempts", "claims", "lease_expirations")) == {(1, 1, 0)}
+    # What had been claimed ahead and not begun was given back: claimed twice, but run once.
+    assert set(Job.objects.values_list("attempts", "lease_expirations")) == {(1, 0)}
     assert set(effects(path).values()) == {1}
     assert len(effects(path)) == 400
 
