@@ -121,30 +121,10 @@ def _claim(
         lane = lane.filter(_AFTER_END)
     else:
         lanes, columns = _lanes(db, queues), "queue, type, priority"
-    measured = lane.values("id", "priority", "run_at", size=StoredSize("payload"))
-    scan = sql.select(measured, by="forgejobs_job_lane", lock=False)
-    first = sql.for_each(db, f"{scan.text} LIMIT %s")
-    served = f"WHERE lane.type IN ({_marks(types)})" if types is not None else ""
-    of_lane = ", ".join(f"lane.{name}" for name in columns.split(", "))
-    near = (
-        f"SELECT {of_lane}, found.id AS found, found.priority AS p, found.run_at AS r, "
-        f"{sql.expression(db, FoundSize()).text} AS size FROM lane {first} {served} "
-        f"ORDER BY found.priority DESC, found.run_at, found.id LIMIT %s"
-    )
-    params = [*lanes.params, *scan.params, _LIMIT, *(types or ()), _LIMIT]
-    if ahead:
-        so_far = "OVER (ORDER BY p DESC, r, found ROWS UNBOUNDED PRECEDING)"
-        near = f"SELECT *, COUNT(*) {so_far} AS n, SUM(size) {so_far} AS bytes FROM ({near}) AS near"
-        near = f"SELECT * FROM ({near}) AS counted WHERE n <= %s OR bytes < {AHEAD_BYTES}"
-        params.append(_SURE)
-    frame = (
-        f"{lanes.text}, due({columns}, found) AS MATERIALIZED (SELECT {columns}, found FROM ({near}) AS near)"
-    )
-    # Only as many as each lane gives are locked: its first ones that nobody else has locked.
-    scan = sql.select(lane.values("id"), by="forgejobs_job_lane", lock=False)
-    fresh = sql.expression(db, Locked("due", columns, scan.text, scan.params))
-    frame += f", {fresh.text}"
-    params += fresh.params
+    served = sql.Compiled(f"WHERE lane.type IN ({_marks(types)})" if types is not None else "", types or ())
+    fresh = _counted(db, lane, columns, served) if ahead else _locked_at_once(db, lane, served)
+    frame = f"{lanes.text}, {fresh.text}"
+    params = [*lanes.params, *fresh.params]
     chosen = "SELECT id FROM fresh"
     if suspects is not Suspects.NEVER:
         suspect = sql.jobs(db).suspects(queues, types).values("id")[:1]
@@ -168,6 +148,46 @@ def _claim(
         "started_at": Now(),
     }
     return sql.update(db, sql.Compiled(frame, tuple(params)), values, _READ)
+
+
+_CLAIM_ORDER = "found.priority DESC, found.run_at, found.id"
+
+
+def _locked_at_once(db: str, lane: Any, served: sql.Compiled) -> sql.Compiled:
+    """``fresh`` for a few rows: each lane's first ones are locked, then merged. What is locked beyond that is
+    free again when the statement ends.
+    """
+    scan = sql.select(lane.values("id", "priority", "run_at"), by="forgejobs_job_lane", limit=True)
+    text = (
+        f"fresh(id) AS MATERIALIZED (SELECT found.id FROM lane {sql.for_each(db, scan.text)} {served.text} "
+        f"ORDER BY {_CLAIM_ORDER} LIMIT %s)"
+    )
+    return sql.Compiled(text, (*scan.params, _LIMIT, *served.params, _LIMIT))
+
+
+def _counted(db: str, lane: Any, columns: str, served: sql.Compiled) -> sql.Compiled:
+    """``fresh`` for many rows: the first ones are found without a lock; their number in each lane is how many
+    are locked there, the first that nobody else has locked.
+    """
+    measured = lane.values("id", "priority", "run_at", size=StoredSize("payload"))
+    scan = sql.select(measured, by="forgejobs_job_lane", lock=False, limit=True)
+    of_lane = ", ".join(f"lane.{name}" for name in columns.split(", "))
+    so_far = "OVER (ORDER BY p DESC, r, found ROWS UNBOUNDED PRECEDING)"
+    near = (
+        f"SELECT {of_lane}, found.id AS found, found.priority AS p, found.run_at AS r, "
+        f"{sql.expression(db, FoundSize()).text} AS size "
+        f"FROM lane {sql.for_each(db, scan.text)} {served.text} "
+        f"ORDER BY {_CLAIM_ORDER} LIMIT %s"
+    )
+    text = (
+        f"due({columns}, found) AS MATERIALIZED (SELECT {columns}, found FROM "
+        f"(SELECT *, COUNT(*) {so_far} AS n, SUM(size) {so_far} AS bytes FROM ({near}) AS near) AS counted "
+        f"WHERE n <= %s OR bytes < {AHEAD_BYTES})"
+    )
+    ids = sql.select(lane.values("id"), by="forgejobs_job_lane", lock=False)
+    locked = sql.expression(db, Locked("due", columns, ids.text, ids.params))
+    params = (*scan.params, _LIMIT, *served.params, _LIMIT, _SURE, *locked.params)
+    return sql.Compiled(f"{text}, {locked.text}", params)
 
 
 def in_claim_order(jobs: list[Job]) -> list[Job]:

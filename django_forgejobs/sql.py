@@ -344,8 +344,9 @@ def for_each(db: str, inner: str) -> str:
     return expression(db, ForEach(TABLE, inner)).text
 
 
-def select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") -> Compiled:
+def select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "", limit: bool = False) -> Compiled:
     """Compile ``queryset`` with its lock clause, and read it by the index ``by`` where that must be said.
+    With ``limit``, one more parameter is a LIMIT.
 
     Not ``select_for_update()``: Django refuses to compile that outside a transaction, and one statement
     needs none (BEGIN and COMMIT would be two more round trips).
@@ -356,6 +357,8 @@ def select(queryset: QuerySet[Any, Any], *, lock: bool = True, by: str = "") -> 
         table = connection.ops.quote_name(TABLE)
         read = expression(queryset.db, ReadBy(table, by)).text
         text = text.replace(f"FROM {table}", f"FROM {read}", 1)
+    if limit:
+        text += " LIMIT %s"
     if lock and connection.features.has_select_for_update_skip_locked:
         text += " " + connection.ops.for_update_sql(skip_locked=True, no_key=True)
     return Compiled(text, tuple(params))
