@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -48,6 +49,10 @@ class ProcessCommand(JobsCommand):
         """Take signals from the first moment on."""
         self.names_connections = self.has_own_process and "PGAPPNAME" not in os.environ
         self.name_connections(**options)
+        if self.has_own_process:
+            # Python looks for garbage after every 700 new objects; a batch of jobs is thousands, all in use.
+            # Measured at full speed: 43 µs of CPU a job with its thresholds, 34 with these.
+            gc.set_threshold(20_000, 20, 50)
         self.stopping = Stopping(self.words)
         self.stopping.install(watch=options.get("processes", 1) == 1)
         try:
