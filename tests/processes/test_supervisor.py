@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,21 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(manage: Manage) -> Start:
+def start(manage: Manage) -> Iterator[Start]:
     """Return a function that starts `runworker --processes 2` with these arguments on tests.jobsapp."""
+    started: list[Process] = []
 
     def start(*arguments: object, forgejobs: dict[str, Any] | None = None, **options: Any) -> Process:
         settings = LONG | (forgejobs or {})
         options.setdefault("env", APP)
-        return manage("runworker", "--processes", 2, *arguments, forgejobs=settings, **options)
+        started.append(manage("runworker", "--processes", 2, *arguments, forgejobs=settings, **options))
+        return started[-1]
 
-    return start
+    yield start
+    for pid in (pid for supervisor in started for pid in workers(supervisor) if is_alive(pid)):
+        os.kill(
+            pid, signal.SIGCONT
+        )  # a test that failed may have left it frozen; it will see its supervisor end
 
 
 def lines(path: Path) -> list[int]:
