@@ -503,7 +503,12 @@ def test_an_error_that_nobody_foresaw_disables_its_schedule_and_stops_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(registry.Definition):
+        def __post_init__(self) -> None:
+            pass
+
         def __getattribute__(self, name: str) -> Any:
+            if name == "__post_init__":
+                return super().__getattribute__(name)
             raise RuntimeError("a bug")
 
     monkeypatch.setitem(registry._definitions, "t.broken", Broken("t.broken", print))
