@@ -24,7 +24,7 @@ CHANNEL = "forgejobs"
 
 #: Seconds for which a process sends no second hint for a queue. Who was woken looks again that much later, so
 #: that the jobs of a burst are found, and their producer pays for one NOTIFY and not for thousands.
-HELD_BACK = 0.01
+HELD_BACK = 0.025
 
 #: Queues to remember a time for; more of them than that, and all times are forgotten.
 _REMEMBERED = 1000

@@ -130,7 +130,13 @@ def test_a_heartbeat_stays_in_its_page() -> None:
     """It would not with `locked_until` in an index, nor in a page filled to the brim."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT reloptions FROM pg_class WHERE relname = 'forgejobs_job'")
-        assert cursor.fetchone() == (["fillfactor=80"],)
+        assert cursor.fetchone() == (
+            [
+                "fillfactor=80",
+                "autovacuum_vacuum_scale_factor=0",
+                "autovacuum_vacuum_threshold=20000",
+            ],
+        )
         cursor.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'forgejobs_job'")
         assert not [definition for (definition,) in cursor if "locked_until" in definition]
 

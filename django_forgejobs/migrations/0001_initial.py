@@ -13,13 +13,19 @@ import django_forgejobs.fields
 import django_forgejobs.models
 
 
-def leave_room_for_heartbeats(apps, schema_editor):
-    """Keep a fifth of each page free on PostgreSQL, so that a heartbeat is an in-place (HOT) update.
+def tune_for_many_updates(apps, schema_editor):
+    """Keep a fifth of each page free, and have the dead rows taken away by their number, on PostgreSQL.
 
-    Measured: with the default of 100 only 1 % of heartbeats stayed in their page, with 80 it was 56 %.
+    A heartbeat can then stay in its page (HOT): with a fillfactor of 100 one in a hundred did, with 80 it was
+    56 %; and a job writes 1,275 bytes of WAL instead of 1,392. By default a vacuum waits for a fifth of the
+    table, so that claims would grow slower with the history that is kept: after 250,000 jobs without one a
+    claim's scan took 2.4 ms and read 1,789 pages, after one 0.02 ms and 2.
     """
     if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute("ALTER TABLE forgejobs_job SET (fillfactor = 80)")
+        schema_editor.execute(
+            "ALTER TABLE forgejobs_job SET (fillfactor = 80, "
+            "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000)"
+        )
 
 
 def forget_what_was_planned_at_a_switch(apps, schema_editor):
@@ -841,6 +847,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.RunPython(leave_room_for_heartbeats, migrations.RunPython.noop),
+        migrations.RunPython(tune_for_many_updates, migrations.RunPython.noop),
         migrations.RunPython(forget_what_was_planned_at_a_switch, plan_on),
     ]
