@@ -51,6 +51,8 @@ class JobLoop:
         self, db: str, *, limit: int, ended: Callable[[Running, Outcome], object], board: Board
     ) -> None:
         self.db, self.limit, self.ended, self.board = db, limit, ended, board
+        self.last_start = 0.0
+        self._last_priority = 0
         self._waiting: deque[Running] = deque()
         self._places: set[_Place] = set()
         self._thread: threading.Thread | None = None
@@ -72,7 +74,13 @@ class JobLoop:
         return len(self._waiting)
 
     def hand_out(self, batch: list[Running]) -> None:
-        """Have ``batch`` run as there is room for it."""
+        """Have ``batch``, which is in claim order, run as there is room for it. What waits already and is
+        less urgent runs after it.
+        """
+        if self._waiting and batch[0].job.priority > self._last_priority:
+            batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
+        self.last_start = time.monotonic()
+        self._last_priority = batch[-1].job.priority
         self._waiting.extend(batch)
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -91,23 +99,27 @@ class JobLoop:
         except IndexError:
             return waiting
 
-    def blocked(self) -> bool:
-        """Return whether the loop has not come round for a while, and say who stands in its way.
-
-        To be called about once a second.
+    def blocked(self) -> float:
+        """Return for how many seconds the loop has not come round, 0 if it does; the first time, say who
+        stands in its way. To be called about once a second.
         """
         now = time.monotonic()
         if self._asked_at is None:
             if self._loop is not None and self._places and now >= self._asks_at:
                 self._asked_at = now
                 self._loop.call_soon_threadsafe(self._came_round)
-            return False
-        if now - self._asked_at < BLOCKED_AFTER:
-            return False
+            return 0.0
+        if (seconds := now - self._asked_at) < BLOCKED_AFTER:
+            return 0.0
         if not self._complained:
             self._complained = True
             self._complain()
-        return True
+        return seconds
+
+    def blocked_by(self) -> Running | None:
+        """Return the job that the loop is at just now."""
+        task = asyncio.current_task(self._loop)
+        return next((place.running for place in list(self._places) if place.owns(task)), None)
 
     @property
     def abandoned(self) -> bool:
@@ -123,15 +135,13 @@ class JobLoop:
             self._thread.join(timeout=CLOSE_WITHIN)
 
     def _complain(self) -> None:
-        loop, thread = self._loop, self._thread
-        task = asyncio.current_task(loop)
-        place = next((one for one in list(self._places) if one.owns(task)), None)
+        blocker, thread = self.blocked_by(), self._thread
         frame = sys._current_frames().get(thread.ident or 0) if thread else None
         logger.warning(
             "%s blocks the event loop: %d other coroutines have waited for more than %g s. Await what takes "
             "time, or hand it to a thread with asyncio.to_thread(…). It is here:\n%s",
-            place.running.job if place else "A callback",
-            len(self._places) - bool(place),
+            blocker.job if blocker else "A callback",
+            len(self._places) - bool(blocker),
             BLOCKED_AFTER,
             "".join(traceback.format_stack(frame, limit=8)) if frame else "",
         )
@@ -165,6 +175,7 @@ class JobLoop:
 
     def _begin(self, running: Running) -> None:
         running.start()
+        self.last_start = running.started or 0.0
         slot = self.board.begin(running.job.pk, running.overdue_at)
         place = _Place(running, self.db, partial(self._end, slot=slot))
         self._places.add(place)

@@ -202,6 +202,15 @@ def timed_out(job: Job, definition: Definition, seconds: float) -> Outcome:
     return _attempt_failed(job, definition, error, seconds, text=text)
 
 
+def blocked(job: Job, definition: Definition, seconds: float) -> Outcome:
+    """Return the outcome of a job that ran for ``seconds`` and let no other coroutine run."""
+    error = TimeoutError(
+        f"Timeout: the handler blocked the event loop; it had been running for {seconds:.1f} s. Await what "
+        "takes time, or hand it to a thread with asyncio.to_thread(…)."
+    )
+    return _attempt_failed(job, definition, error, seconds, text=str(error))
+
+
 def undone(outcome: Outcome, definition: Definition, error: BaseException) -> Outcome:
     """Return ``outcome``, but a failed attempt if a job would be done whose effects were rolled back."""
     if outcome.move is not COMPLETE:

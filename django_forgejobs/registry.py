@@ -179,6 +179,11 @@ def types() -> list[str]:
     return sorted(_definitions)
 
 
+def has_async() -> bool:
+    """Return whether a registered handler is ``async def``."""
+    return any(definition.is_async for definition in _definitions.values())
+
+
 class Definitions(dict[str, Definition]):
     """Definitions by type. A type that is not among them has one that fails its job for good."""
 

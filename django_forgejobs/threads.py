@@ -45,6 +45,11 @@ class Running:
             self.context.deadline = self.started + self.definition.timeout
 
     @property
+    def seconds(self) -> float:
+        """For how long it has been running."""
+        return time.monotonic() - (self.started or time.monotonic())
+
+    @property
     def overdue_at(self) -> float | None:
         """When the worker gives it up, on the monotonic clock; None without a timeout."""
         deadline = self.context.deadline
@@ -58,7 +63,7 @@ class JobThreads:
     Of the idle ones one is called when work comes, and each that finds more than it takes calls another: were
     all called at once, they would fight over the interpreter's lock for jobs that are over in no time.
     ``wake``, and whatever ends the wait of a thread, is a ``put`` into a ``SimpleQueue``, which is safe in a
-    signal handler.
+    signal handler. Jobs that ran elsewhere come back by the same way, with ``hand_back``.
     """
 
     def __init__(self, db: str, board: Board, limit: int) -> None:
@@ -86,6 +91,7 @@ class JobThreads:
             return
         if self._work and batch[0].job.priority > self._last_priority:
             batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
+        self.last_start = time.monotonic()
         self._work.extend(batch)
         self._last_priority = batch[-1].job.priority
         self._call_another()
@@ -98,6 +104,10 @@ class JobThreads:
                 waiting.append(self._work.popleft())
         except IndexError:
             return waiting
+
+    def hand_back(self, running: Running, outcome: Outcome) -> None:
+        """Tell the worker that ``running`` has ended. Safe from any thread."""
+        self._ended.put((running, outcome))
 
     def collect(self, timeout: float) -> Iterator[tuple[Running, Outcome]]:
         """Wait up to ``timeout`` seconds for a job to end or a wake-up, then yield all that has ended."""
@@ -178,7 +188,7 @@ class JobThreads:
                     logger.critical("Cleaning up after %s failed.", running.job, exc_info=True)
                     between.close_all()
                 self.board.end(slot)
-                self._ended.put((running, outcome))
+                self.hand_back(running, outcome)
                 del running, outcome
         finally:
             between.close_all()

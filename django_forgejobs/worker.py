@@ -28,14 +28,15 @@ from django_forgejobs import (
 )
 from django_forgejobs.board import Board, Note, Place
 from django_forgejobs.context import JobContext
-from django_forgejobs.cursor import ClaimCursor
+from django_forgejobs.coroutines import BLOCKED_AFTER, JobLoop
+from django_forgejobs.crew import Crew, Errand, Errands
 from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
 from django_forgejobs.listener import Listener
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outage import Outage
 from django_forgejobs.outcomes import Outcome, Settlement
-from django_forgejobs.pace import STALLED, Pace
+from django_forgejobs.pace import STALLED
 from django_forgejobs.states import GIVE_BACK
 from django_forgejobs.threads import JobThreads, Running
 from django_forgejobs.turns import Apart, Turns
@@ -65,8 +66,9 @@ class Worker:
     """Runs jobs until told to stop.
 
     ``queues`` of None serves every queue. ``handlers`` of None serves the registered types; an explicit
-    dict takes every job of its queues and fails those that it does not know. ``stop()`` is looked at
-    between any two jobs. ``burst`` ends when nothing is due.
+    dict takes every job of its queues and fails those that it does not know. Up to ``concurrency`` jobs run
+    in threads, and beside them up to ``async_concurrency`` (None: as many) whose handlers are ``async def``
+    on an event loop. ``stop()`` is looked at between any two jobs. ``burst`` ends when nothing is due.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Worker:
         handlers: Mapping[str, Callable[..., Any]] | None = None,
         queues: tuple[str, ...] | None = None,
         concurrency: int = 1,
+        async_concurrency: int | None = None,
         poll_interval: float | timedelta | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
@@ -90,6 +93,7 @@ class Worker:
         self.types = tuple(sorted(self.definitions)) if handlers is None else None
         self.queues = None if queues is None else intake.queues(queues)
         self.concurrency = concurrency
+        self.async_concurrency = concurrency if async_concurrency is None else async_concurrency
         self.poll_interval = (
             self.settings.POLL_INTERVAL
             if poll_interval is None
@@ -98,28 +102,33 @@ class Worker:
         self.burst = burst
         self.max_jobs = max_jobs
         self.grace = self.settings.GRACE if grace is None else grace
-        self.place = place or Place(identity(name), Board(concurrency))
+        self.place = place or Place(identity(name), Board(concurrency + self.async_concurrency))
         self.identity = self.place.identity
         self.claimed = 0
         self.finished = 0
         self.stop = stop or (lambda: False)
         self._signals = 0
         self._exhausted = False
-        self._threads = JobThreads(db, self.place.board, concurrency)
-        #: Claimed and not ended, those that wait for a thread included.
+        self._threads = JobThreads(db, self.place.board, self.concurrency)
+        self._coroutines = JobLoop(
+            db, limit=self.async_concurrency, ended=self._threads.hand_back, board=self.place.board
+        )
+        self._in_threads = Crew(self._threads, self.concurrency)
+        self._on_loop = Crew(self._coroutines, self.async_concurrency)
+        self._crews = self._in_threads, self._on_loop
+        self._errands = Errands(
+            self.definitions, self.types, threads=self._in_threads, coroutines=self._on_loop, db=db
+        )
+        #: Claimed and not ended, those that wait for their turn included.
         self._running: dict[int, Running] = {}
         #: Those of them whose time is limited.
         self._timed: dict[int, Running] = {}
         self._unwritten: dict[int, tuple[Running, Outcome]] = {}
-        self._stuck = 0
         #: The job that must run alone, if it is one.
         self._suspect: int | None = None
         self._stopping_since: float | None = None
-        self._cursor = ClaimCursor(db)
-        self._pace = Pace()
         self._look_at = 0.0
         self._hinted = False
-        self._handed_out_at = 0.0
         self._write_at = 0.0
         self._ticked_at = -float("inf")
         self._tallied_at = time.monotonic()
@@ -155,10 +164,12 @@ class Worker:
             try:
                 while not self._over():
                     self._turn()
-                forced = bool(self._open() or self._stuck)
+                stuck = any(crew.stuck for crew in self._crews)
+                forced = bool(self._open() or stuck or self._coroutines.abandoned)
             finally:
                 if self._open():
                     self._give_back()
+                self._coroutines.dismiss(wait=not forced)
                 self._threads.dismiss(wait=not forced)
             self._flush()
         failed = self._keeper.failed is not None
@@ -189,7 +200,7 @@ class Worker:
             self._signals > 0
             or self.stop()
             or self._keeper.failed is not None
-            or self._stuck >= self.concurrency
+            or self._crew_lost()
             or self._takes_its_time()
         )
 
@@ -203,17 +214,22 @@ class Worker:
 
     def _in_a_hurry(self) -> bool:
         """Whether the grace counts: a burst or --max-jobs lets its jobs end, however long they take."""
-        asked = self._signals > 0 or self._stuck >= self.concurrency
+        asked = self._signals > 0 or self._crew_lost()
         nobody_renews = self._keeper.failed is not None
         only_in_doubt = self._in_doubt and not self._running and not self._unwritten
         return asked or nobody_renews or only_in_doubt
 
+    def _crew_lost(self) -> bool:
+        return any(crew.lost for crew in self._crews)
+
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
         self.place.board.come_round()
+        self._coroutines.blocked()  # which says so
         self._check_timeouts()
-        if self._threads.waiting and time.monotonic() >= self._stalled_at():
-            self._give_back_waiting()
+        for crew in self._crews:
+            if crew.hands.waiting and time.monotonic() >= crew.hands.last_start + STALLED:
+                self._give_back_waiting(crew)
         if time.monotonic() >= self._outage.retry_at:
             self._ask_the_database()
         if not self._over():
@@ -233,16 +249,19 @@ class Worker:
             self._outage.over()
 
     def _collect(self, timeout: float) -> None:
-        before = len(self._unwritten)
+        before = [crew.busy for crew in self._crews]
         for running, outcome in self._threads.collect(timeout):
             self._ended(running, outcome)
-        self._pace.ended(len(self._unwritten) - before)
+        for crew, busy in zip(self._crews, before, strict=True):
+            crew.pace.ended(busy - crew.busy)
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
+        crew = self._crew(running)
         if self._running.get(running.job.pk) is not running:
-            self._stuck -= 1  # a thread that had timed out came back after all; its claim is gone
+            crew.stuck -= 1  # a handler that had timed out came back after all; its claim is gone
             return
         del self._running[running.job.pk]
+        crew.busy -= 1
         self._timed.pop(running.job.pk, None)
         running.context.over = True
         self._unwritten[running.job.pk] = running, outcome
@@ -256,8 +275,7 @@ class Worker:
         moments += [self._judged_at(running) for running in self._timed.values()]
         if self._unwritten:
             moments.append(max(self._write_at, self._outage.retry_at))
-        if self._threads.waiting:
-            moments.append(self._stalled_at())
+        moments += [crew.hands.last_start + STALLED for crew in self._crews if crew.hands.waiting]
         self._listener.idle = self._may_claim()
         if self._listener.idle:
             moments.append(max(now if self._hinted else self._look_at, self._outage.retry_at))
@@ -265,15 +283,14 @@ class Worker:
 
     # --- claim -----------------------------------------------------------------------------------
 
-    def _free(self) -> int:
-        """Return how many jobs can start at once; less than none while some wait."""
-        return self.concurrency - self._stuck - len(self._running)
+    def _crew(self, running: Running) -> Crew:
+        return self._on_loop if running.definition.is_async else self._in_threads
 
-    def _room(self) -> int:
+    def _room(self, errand: Errand | None = None) -> int:
         """Return how many jobs may be claimed: those that can start at once, and a few ahead."""
         if self._suspect in self._running:
             return 0  # it runs alone
-        room = self._free() + self._pace.ahead()
+        room = (errand or self._errands.next()).room
         if self.max_jobs is not None:
             room = min(room, self.max_jobs - self.claimed)
         return max(room, 0)
@@ -283,14 +300,15 @@ class Worker:
 
     def _exchange(self) -> None:
         """Write what has ended and claim what there is room for, in one round trip."""
-        wanted = self._wanted()
+        errand = self._errands.next()
+        wanted = self._wanted(errand)
         outcomes = self._to_write()
         if not wanted:
             if outcomes:
                 self._settled(Job.objects.finish(outcomes, db=self.db))
             return
         busy = bool(self._running or self._unwritten)
-        after = self._cursor.after()
+        after = errand.cursor.after()
         connections[self.db].ensure_connection()  # what fails here is not in doubt
         self._in_doubt = True
         asked_at = time.monotonic()
@@ -299,20 +317,21 @@ class Worker:
             wanted,
             worker=self.identity,
             queues=self.queues,
-            types=self.types,
+            types=errand.types,
             suspects=Suspects.NEVER if busy else self._turns.idle(),
             lease=self.settings.LEASE,
             after=after,
-            ahead=wanted - min(wanted, max(self._free(), 0)),
+            ahead=max(wanted - errand.free, 0),
             db=self.db,
         )
         if jobs is not None:
             self._in_doubt = False
-            self._claimed(jobs, wanted, swept=not after, seconds=time.monotonic() - asked_at)
-            self._exhausted = self.burst and not jobs and not busy and not after
+            self._claimed(errand, jobs, wanted, swept=not after, seconds=time.monotonic() - asked_at)
+            whole = errand is self._errands.whole
+            self._exhausted = self.burst and whole and not jobs and not busy and not after
         self._settled(settlement)
 
-    def _wanted(self) -> int:
+    def _wanted(self, errand: Errand) -> int:
         """Return how many jobs to claim now."""
         now = time.monotonic()
         if not self._may_claim() or not (self._hinted or now >= self._look_at):
@@ -321,14 +340,14 @@ class Worker:
         self._look_at = now + random.uniform(1, 1.1) * self.poll_interval  # noqa: S311
         if (self._running or self._unwritten) and self._turns.makes_room():
             return 0
-        return self._room()
+        return self._room(errand)
 
-    def _claimed(self, jobs: list[Job], wanted: int, *, swept: bool, seconds: float) -> None:
-        self._cursor.claimed(jobs, wanted=wanted, swept=swept, seconds=seconds)
-        if len(jobs) == wanted:
+    def _claimed(self, errand: Errand, jobs: list[Job], wanted: int, *, swept: bool, seconds: float) -> None:
+        errand.cursor.claimed(jobs, wanted=wanted, swept=swept, seconds=seconds)
+        if self._errands.done(errand, full=len(jobs) == wanted):
             self._look_at = 0.0
         elif not swept:
-            self._look_at = min(self._look_at, self._cursor.sweeps_at)
+            self._look_at = min(self._look_at, errand.cursor.sweeps_at)
         self._start(jobs)
 
     def _take_turns(self) -> Turns:
@@ -356,23 +375,22 @@ class Worker:
         self.claimed += len(taken)
         for running in taken:
             self._running[running.job.pk] = running
+            self._crew(running).busy += 1
             if running.definition.timeout is not None:
                 self._timed[running.job.pk] = running
         first = jobs[0]
         self._suspect = first.pk if first.lease_expirations else None
         self._turns.started(suspect=self._suspect is not None)
-        self._handed_out_at = time.monotonic()
-        self._threads.hand_out(taken)
+        for crew in self._crews:
+            if batch := [running for running in taken if self._crew(running) is crew]:
+                crew.hands.hand_out(batch)
 
-    def _stalled_at(self) -> float:
-        """Return when the jobs that wait for a thread are given back, if none starts until then."""
-        return max(self._threads.last_start, self._handed_out_at) + STALLED
-
-    def _give_back_waiting(self) -> None:
-        """Let others have what waits for a thread here."""
-        for running in self._threads.take_back():
-            self._ended(running, Outcome(running.job, GIVE_BACK))
-            self.claimed -= 1
+    def _give_back_waiting(self, *crews: Crew) -> None:
+        """Let others have what waits for a thread here, or for its turn on the loop."""
+        for crew in crews or self._crews:
+            for running in crew.hands.take_back():
+                self._ended(running, Outcome(running.job, GIVE_BACK))
+                self.claimed -= 1
 
     def _settle_doubt(self, *, start: bool) -> None:
         """Run the jobs of a claim whose answer was lost, or give them back: the database knows whether it
@@ -416,7 +434,7 @@ class Worker:
     def _check_timeouts(self) -> None:
         now = time.monotonic()
         for running in list(self._timed.values()):
-            if running.started is None or now < self._judged_at(running):
+            if running.started is None or now < self._judged_at(running) or running.context.over:
                 continue
             if not running.told:
                 running.told = True
@@ -425,14 +443,38 @@ class Worker:
                 self._give_up(running)
 
     def _give_up(self, running: Running) -> None:
-        """End the claim of a handler that does not come back; its thread, and so its slot, is lost."""
-        seconds = time.monotonic() - (running.started or running.handed_out)
-        outcome = executor.timed_out(running.job, running.definition, seconds)
-        logger.error("Job %s is stuck in its thread, whose slot is lost.", running.job)
+        """End the claim of a handler that does not come back; its slot is lost."""
+        crew = self._crew(running)
+        if crew is self._on_loop and self._coroutines.blocked() >= self._loop_is_stuck_after:
+            self._give_up_loop()
+            return
+        outcome = executor.timed_out(running.job, running.definition, running.seconds)
+        logger.error("Job %s is stuck, and its slot is lost.", running.job)
+        self._end_stuck(running, outcome)
+        crew.stuck += 1
+
+    @property
+    def _loop_is_stuck_after(self) -> float:
+        """Seconds of a blocked event loop in which no coroutine heard that its time was over."""
+        return max(BLOCKED_AFTER, self.settings.TIMEOUT_MARGIN - 2 * BLOCKED_AFTER)
+
+    def _give_up_loop(self) -> None:
+        """End the claims of all coroutines, since one of them lets no other run. It alone is to blame."""
+        self._give_back_waiting(self._on_loop)
+        blocker = self._coroutines.blocked_by()
+        logger.error("Job %s blocks the event loop for good; the worker ends.", blocker and blocker.job)
+        for running in [one for one in self._running.values() if self._crew(one) is self._on_loop]:
+            if running is blocker:
+                outcome = executor.blocked(running.job, running.definition, running.seconds)
+            else:
+                outcome = executor.released(running.job, "another job blocked the event loop")
+            self._end_stuck(running, outcome)
+        self._on_loop.stuck = self._on_loop.size
+
+    def _end_stuck(self, running: Running, outcome: Outcome) -> None:
         running.context.revoke()
         self.place.board.forgive(running.job.pk)
         self._ended(running, outcome)
-        self._stuck += 1
 
     def _give_back(self) -> None:
         """Release what has not ended, as the last statement before the process leaves."""

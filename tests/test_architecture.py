@@ -38,7 +38,7 @@ FLOORS = [
     | {"takeover"},
     # Processes.
     {"lease", "cursor", "pace", "listener", "threads", "turns", "worker", "ticker", "foreground", "reload"}
-    | {"board", "recycling", "forks", "recovery", "supervisor", "coroutines"},
+    | {"board", "recycling", "forks", "recovery", "supervisor", "coroutines", "crew"},
     # Doors: parse, call, print.
     {"__init__", "queue", "apps", "checks", "jobs", "logs", "reasons", "admin", "management"},
 ]

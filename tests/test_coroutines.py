@@ -9,6 +9,7 @@ import queue
 import threading
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -19,14 +20,17 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 from django.utils import translation
 
-from django_forgejobs import coroutines, faults, registry, signals
+from django_forgejobs import cancel, coroutines, enqueue, enqueue_many, faults, registry, signals
+from django_forgejobs import worker as worker_module
 from django_forgejobs.board import Board
 from django_forgejobs.context import JobContext
 from django_forgejobs.coroutines import JobLoop
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.threads import Running
+from django_forgejobs.worker import Ended, Worker
 from tests.sessions import session
+from tests.test_worker import AtWork, Gate, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,6 +63,7 @@ class Loop:
             max_attempts=3,
             claims=1,
             claim_token=uuid.uuid4(),
+            priority=0,
         )
         job._state.db = "default"
         return job, JobContext(job, lease=900, renew=lambda context: True)
@@ -676,7 +681,7 @@ def test_who_blocks_the_loop_is_named_with_the_line_where_it_stands(
     [blocker] = loop.hand_out(handler)
     assert entered.wait(15)
     wait_for(loop.loop.blocked)
-    assert loop.loop.blocked()
+    assert loop.loop.blocked() >= 0.05
     [record] = [one for one in caplog.records if one.levelno == logging.WARNING]
     text = record.getMessage()
     assert f"{blocker.job} blocks the event loop: 2 other coroutines have waited" in text
@@ -692,7 +697,198 @@ def test_a_loop_that_comes_round_is_not_complained_of(
 ) -> None:
     monkeypatch.setattr(coroutines, "BLOCKED_AFTER", 0.01)
     loop.hand_out(endless, 3)
-    answered: list[bool] = []
+    answered: list[float] = []
     wait_for(lambda: answered.append(loop.loop.blocked()) or len(answered) > 5)  # type: ignore[func-returns-value]
     assert not any(answered)
     assert not caplog.records
+
+
+# --- In a worker ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(settings: Any) -> None:
+    settings.FORGEJOBS = {"TIMEOUT_MARGIN": 0.05, "GRACE": 0.5}
+
+
+def statuses_of(type_: str) -> Counter[str]:
+    return Counter(Job.objects.filter(type=type_).values_list("status", flat=True))
+
+
+def limited(work: Worker, **seconds: float) -> Worker:
+    for type_, timeout in seconds.items():
+        work.definitions[type_] = registry.define(type_, work.definitions[type_].handler, timeout=timeout)
+    return work
+
+
+def test_coroutines_by_the_dozen_run_beside_a_single_busy_thread_which_takes_no_more_than_its_one() -> None:
+    gate, meeting = Gate(), Meeting(40)
+
+    async def meet(payload: Any) -> None:
+        await meeting.join()
+
+    enqueue_many({"type": "gate", "priority": 9} for _ in range(3))
+    enqueue_many({"type": "meet"} for _ in range(40))
+    enqueue_many({"type": "gate"} for _ in range(60))
+    with at_work({"gate": gate, "meet": meet}, concurrency=1, async_concurrency=40):
+        wait_for(lambda: statuses_of("meet") == {"done": 40})
+        assert statuses_of("gate") == {"running": 1, "ready": 62}
+        gate.out.set()
+        wait_for(lambda: statuses_of("gate") == {"done": 63})
+    assert gate.most == 1
+
+
+def test_coroutines_that_fill_the_loop_keep_no_thread_from_its_work() -> None:
+    out = asyncio.Event()
+    inside: list[int] = []
+
+    async def stay(payload: int) -> None:
+        inside.append(payload)
+        await out.wait()
+
+    enqueue_many({"type": "stay", "payload": n, "priority": 9} for n in range(5))
+    enqueue_many({"type": "t"} for _ in range(5))
+    with at_work({"stay": stay, "t": lambda payload: None, "open": opens(out)}, async_concurrency=2) as work:
+        wait_for(lambda: statuses_of("t") == {"done": 5})
+        assert statuses_of("stay") == {"running": 2, "ready": 3}
+        assert work.worker._coroutines._loop is not None
+        work.worker._coroutines._loop.call_soon_threadsafe(out.set)
+        wait_for(lambda: statuses_of("stay") == {"done": 5})
+
+
+def test_a_burst_ends_when_neither_kind_is_due() -> None:
+    ran: list[str] = []
+
+    async def coroutine(payload: Any) -> None:
+        ran.append("async")
+
+    enqueue_many({"type": "async"} for _ in range(30))
+    enqueue_many({"type": "sync"} for _ in range(30))
+    enqueue_many({"type": "async", "priority": -1} for _ in range(30))
+    worker = Worker(
+        db="default",
+        handlers={"async": coroutine, "sync": lambda payload: ran.append("sync")},
+        async_concurrency=7,
+        burst=True,
+    )
+    assert worker.run() is Ended.CLEAN
+    assert Counter(ran) == {"async": 60, "sync": 30}
+    assert set(Job.objects.values_list("status", flat=True)) == {"done"}
+
+
+def test_no_more_than_max_jobs_coroutines_are_run() -> None:
+    enqueue_many({"type": "t"} for _ in range(9))
+    worker = Worker(db="default", handlers={"t": nothing}, async_concurrency=5, max_jobs=4)
+    assert worker.run() is Ended.CLEAN
+    assert statuses_of("t") == {"done": 4, "ready": 5}
+
+
+def test_a_coroutine_whose_job_is_cancelled_is_told(settings: Any) -> None:
+    settings.FORGEJOBS = {"LEASE": 30, "HEARTBEAT": 0.05}
+    told: list[bool] = []
+
+    async def handler(payload: Any, context: JobContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append(context.lease_lost)
+
+    job = enqueue("t")
+    with at_work({"t": handler}):
+        wait_for(lambda: statuses_of("t") == {"running": 1})
+        assert cancel(job)
+        wait_for(lambda: told == [True])
+    assert statuses_of("t") == {"cancelled": 1}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_deaf_coroutine_costs_its_claim_and_its_slot_and_the_others_work_on() -> None:
+    out = asyncio.Event()
+
+    async def deaf(payload: Any) -> None:
+        while not out.is_set():
+            with suppress(asyncio.CancelledError):
+                await out.wait()
+
+    enqueue("deaf", priority=9)
+    worker = Worker(
+        db="default",
+        handlers={"deaf": deaf, "t": nothing, "open": opens(out)},
+        async_concurrency=2,
+        poll_interval=0.02,
+    )
+    work = AtWork(limited(worker, deaf=0.05))
+    work.thread.start()
+    wait_for(lambda: statuses_of("deaf") == {"dead": 1})
+    enqueue_many({"type": "t"} for _ in range(5))
+    wait_for(lambda: statuses_of("t") == {"done": 5})
+    assert worker._on_loop.free == 1
+    enqueue("open")
+    wait_for(lambda: worker._on_loop.free == 2, message="its slot did not come back")
+    worker.request_stop()
+    assert work.wait() is Ended.CLEAN
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_blocks_the_loop_for_good_is_charged_and_its_neighbours_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (coroutines, worker_module):
+        monkeypatch.setattr(module, "BLOCKED_AFTER", 0.05)
+    leave = threading.Event()
+    all_in = Meeting(2)
+
+    async def block(payload: Any) -> None:
+        all_in.all_there.set()
+        leave.wait(15)
+
+    enqueue_many({"type": "neighbour"} for _ in range(2))
+    enqueue("block", priority=-9)
+    handlers = {"neighbour": endless, "block": block}
+    worker = Worker(db="default", handlers=handlers, async_concurrency=3, poll_interval=0.02)
+    work = AtWork(limited(worker, neighbour=0.3))
+    work.thread.start()
+    try:
+        assert work.wait() is Ended.FORCED
+    finally:
+        leave.set()
+    assert statuses_of("block") == {"dead": 1}
+    assert "blocked the event loop" in Job.objects.get(type="block").last_error
+    assert statuses_of("neighbour") == {"ready": 2}
+    assert set(Job.objects.filter(type="neighbour").values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_coroutines_that_outlast_the_grace_are_given_back_and_cancelled() -> None:
+    cancelled: list[int] = []
+
+    async def handler(payload: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(payload)
+
+    enqueue_many({"type": "t", "payload": n} for n in range(3))
+    with at_work({"t": handler}, async_concurrency=3) as work:
+        wait_for(lambda: statuses_of("t") == {"running": 3})
+        work.worker.request_stop()
+        assert work.wait() is Ended.FORCED
+    assert statuses_of("t") == {"ready": 3}
+    wait_for(lambda: sorted(cancelled) == [0, 1, 2])
+
+
+def test_what_is_claimed_ahead_for_the_loop_is_given_back_when_it_stalls() -> None:
+    out = asyncio.Event()
+
+    async def stay(payload: int) -> None:
+        await out.wait()
+
+    enqueue_many({"type": "t", "priority": 9} for _ in range(200))
+    enqueue_many({"type": "stay"} for _ in range(50))
+    with at_work({"t": nothing, "stay": stay, "open": opens(out)}, async_concurrency=2) as work:
+        wait_for(lambda: statuses_of("t") == {"done": 200})
+        wait_for(lambda: statuses_of("stay") == {"running": 2, "ready": 48})
+        assert set(Job.objects.filter(type="stay", status="ready").values_list("attempts", flat=True)) == {0}
+        assert work.worker._coroutines._loop is not None
+        work.worker._coroutines._loop.call_soon_threadsafe(out.set)
+        wait_for(lambda: statuses_of("stay") == {"done": 50})

@@ -438,9 +438,9 @@ def test_a_deaf_handler_costs_its_claim_and_its_slot_and_the_other_slots_work_on
             assert gate.inside == [stuck]
             enqueue_many({"type": "quick"} for _ in range(5))
             wait_for(lambda: Job.objects.filter(status="done").count() == 5)
-            wait_for(lambda: work.worker._free() == 1, message="a lost slot is still counted")
+            wait_for(lambda: work.worker._in_threads.free == 1, message="a lost slot is still counted")
             gate.out.set()
-            wait_for(lambda: work.worker._free() == 2, message="its slot did not come back")
+            wait_for(lambda: work.worker._in_threads.free == 2, message="its slot did not come back")
     finally:
         gate.out.set()
     assert Job.objects.get(pk=stuck).status == "dead"

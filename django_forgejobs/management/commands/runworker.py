@@ -13,7 +13,7 @@ import django
 from django.core.management.base import CommandError, CommandParser
 
 import django_forgejobs
-from django_forgejobs import between, checks, logs, reload, watchdog
+from django_forgejobs import between, checks, logs, registry, reload, watchdog
 from django_forgejobs.board import Note, Place
 from django_forgejobs.jobs import BUILT_IN
 from django_forgejobs.management.base import (
@@ -66,6 +66,12 @@ runworker --scheduler                 with the schedules, for small sites
         add = parser.add_argument
         add("--queues", metavar="A,B", type=names, help="queues to serve (all)")
         add("--concurrency", metavar="N", type=count, default=1, help="jobs at a time, in each process (1)")
+        add(
+            "--async-concurrency",
+            metavar="N",
+            type=count,
+            help="async def jobs at a time, beside the others (as many as --concurrency)",
+        )
         add("--processes", metavar="M", type=count, default=1, help="worker processes (1)")
         add("--burst", action="store_true", help="exit when nothing is due")
         end = "then exit; one of several processes is replaced"
@@ -92,8 +98,10 @@ runworker --scheduler                 with the schedules, for small sites
 
     def work(self, alias: str, **options: Any) -> None:
         """Run a worker to its end, or several."""
-        beside = int(options["scheduler"])  # its thread has a connection of its own
-        concurrency, processes = options["concurrency"] + beside, options["processes"]
+        concurrency, processes = options["concurrency"], options["processes"]
+        if registry.has_async():
+            concurrency += options["async_concurrency"] or options["concurrency"]
+        concurrency += int(options["scheduler"])  # its thread has a connection of its own
         self.refuse(checks.pool_errors(alias, concurrency))
         self.refuse(checks.server_warnings(alias, concurrency, processes))
         if options["scheduler"]:
@@ -115,6 +123,7 @@ runworker --scheduler                 with the schedules, for small sites
             db=alias,
             queues=options["queues"],
             concurrency=1 if runs_suspects and not options["burst"] else options["concurrency"],
+            async_concurrency=options["async_concurrency"],
             poll_interval=options["poll_interval"],
             burst=options["burst"] or runs_suspects,
             max_jobs=None if runs_suspects else options["max_jobs"],
@@ -177,7 +186,7 @@ runworker --scheduler                 with the schedules, for small sites
         supervisor = Supervisor(
             db=worker.db,
             processes=options["processes"],
-            concurrency=worker.concurrency,
+            concurrency=worker.concurrency + worker.async_concurrency,
             grace=worker.grace,
             name=options["name"],
             burst=options["burst"],
@@ -232,6 +241,7 @@ runworker --scheduler                 with the schedules, for small sites
             "queues": list(worker.queues or ()),
             "types": list(types),
             "concurrency": worker.concurrency,
+            "async_concurrency": worker.async_concurrency,
             "processes": options["processes"],
             "lease": worker.settings.LEASE,
             "heartbeat": worker.settings.HEARTBEAT,
@@ -240,12 +250,13 @@ runworker --scheduler                 with the schedules, for small sites
         if options["log_format"] == "json":
             logger.info("worker started", extra={"event": "worker_started", **facts})
             return
+        coroutines = f", and {worker.async_concurrency} async" if registry.has_async() else ""
         lines = (
             ("database", facts["database"]),
             ("queues", ", ".join(worker.queues) if worker.queues else "all"),
             ("types", _some(types)),
             ("processes", f"{options['processes']}" if options["processes"] > 1 else ""),
-            ("concurrency", f"{worker.concurrency}, a look every {worker.poll_interval:g} s"),
+            ("concurrency", f"{worker.concurrency}{coroutines}, a look every {worker.poll_interval:g} s"),
             ("lease", f"{facts['lease']:g} s, renewed every {facts['heartbeat']:g} s"),
             ("scheduler", "in this process" if options["scheduler"] else ""),
             ("reload", "when code changes" if reloads else ""),
