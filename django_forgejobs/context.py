@@ -29,7 +29,7 @@ class JobContext:
     ) -> None:
         now = time.monotonic()
         self.db: str = job._state.db  # type: ignore[assignment] # the alias of the queue's database
-        self.job_id: int = job.pk
+        self.job_id: int = job.id
         self.type: str = job.type
         self.attempt: int = job.attempts
         self.max_attempts: int = job.max_attempts

@@ -52,5 +52,5 @@ class ClaimCursor:
             self.sweeps_at = -float("inf")  # these lanes are empty, and there were jobs beyond them
         for job in jobs:
             self._ends[job.queue, job.type, job.priority] = LaneEnd(
-                job.queue, job.type, job.priority, job.run_at, job.pk
+                job.queue, job.type, job.priority, job.run_at, job.id
             )

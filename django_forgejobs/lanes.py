@@ -192,7 +192,7 @@ def _counted(db: str, lane: Any, columns: str, served: sql.Compiled) -> sql.Comp
 
 def in_claim_order(jobs: list[Job]) -> list[Job]:
     """Return claimed ``jobs`` sorted: RETURNING promises no order."""
-    return sorted(jobs, key=lambda job: (-job.priority, job.run_at, job.pk))
+    return sorted(jobs, key=lambda job: (-job.priority, job.run_at, job.id))
 
 
 def ready_types(db: str) -> list[str]:

@@ -49,7 +49,6 @@ def connect() -> None:
     Not of ``enqueued``: the web processes would pay for it, and their log is not ours to fill.
     """
     receivers: tuple[tuple[Signal, Callable[..., None]], ...] = (
-        (signals.started, _started),
         (signals.done_together, _done),
         (signals.retried, _retried),
         (signals.failed, _failed),
@@ -65,6 +64,8 @@ def connect() -> None:
         (signals.slot_left, _slot_left),
         (signals.schedule_disabled, _schedule_disabled),
     )
+    if logger.isEnabledFor(logging.DEBUG):  # else no job shall pay for a line that nobody writes
+        receivers = ((signals.started, _started), *receivers)
     for signal, receiver in receivers:
         signal.connect(receiver, dispatch_uid=f"django_forgejobs.logs{receiver.__name__}")
 

@@ -149,21 +149,20 @@ _OUTCOME = {
 def finish(db: str, the_move: Move, rows: Sequence[Mapping[str, Any]]) -> set[int]:
     """Make ``the_move`` with each of ``rows`` that still holds its claim; return the ids of those it moved.
 
-    A row maps the names of ``_OUTCOME``: ``delay`` in seconds, ``facts`` and ``result`` as JSON text or
-    None. A row that is missing from the answer has lost its claim, or is locked by somebody.
+    A row maps names of ``_OUTCOME``, the first two at least: ``delay`` in seconds, ``facts`` and ``result``
+    as JSON text. A row that is missing from the answer has lost its claim, or is locked by somebody.
     """
     return {row[0] for row in rows_of(db, finishing(db, the_move, rows))}
 
 
 def finishing(db: str, the_move: Move, rows: Sequence[Mapping[str, Any]]) -> Statement:
     """Return the statement of ``finish``."""
-    told = tuple(name for name in _OUTCOME if any(row[name] is not None for row in rows))
-    frame, update, columns = _finishing(db, the_move, told)
+    told = set().union(*rows)
+    frame, update, columns = _finishing(db, the_move, tuple(name for name in _OUTCOME if name in told))
     # As the column has it: UUIDField's own preparation costs more than all the rest of a row.
     token = str if connections[db].features.has_native_uuid_field else attrgetter("hex")
-    prepared = [{name: row[name] for name in told} for row in rows]
-    told_in_json = json.dumps(prepared, default=token)
-    return Statement(Compiled(frame.text, (told_in_json, *frame.params)), update, columns)
+    in_json = json.dumps(rows, default=token)
+    return Statement(Compiled(frame.text, (in_json, *frame.params)), update, columns)
 
 
 @lru_cache(maxsize=128)

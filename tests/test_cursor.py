@@ -69,7 +69,7 @@ def sweeping() -> ClaimCursor:
 
 
 def some(count: int, **values: Any) -> Any:
-    known = {"queue": "q", "type": "t", "priority": 0, "run_at": None, "pk": 1, **values}
+    known = {"queue": "q", "type": "t", "priority": 0, "run_at": None, "id": 1, **values}
     return [SimpleNamespace(**known) for _ in range(count)]
 
 

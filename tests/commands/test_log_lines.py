@@ -212,6 +212,8 @@ def test_json_takes_whatever_a_line_holds(root: logging.Logger, capsys: pytest.C
 
 @pytest.mark.django_db
 def test_each_event_is_one_line(heard: Collecting) -> None:
+    logs.connect()  # as at the start of a process whose level is DEBUG
+
     def snooze(payload: Any) -> None:
         raise Snooze(in_=60)
 

@@ -39,8 +39,7 @@ def statements(batch: int) -> Sql:
     from django_forgejobs import lanes, registry, sql
     from django_forgejobs.states import COMPLETE
 
-    row = {"id": 1, "claim_token": None, "delay": None, "error": None, "facts": None, "result": None}
-    finish = sql.finishing("default", COMPLETE, [{**row, "claim_token": _AnyToken()}])
+    finish = sql.finishing("default", COMPLETE, [{"id": 1, "claim_token": _AnyToken()}])
     claim = lanes.claim(
         "default",
         batch,
