@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
     jobs = bench.size(20_000, 3_000, 500)
     queue = replace(bench.ours, environment={**bench.ours.environment, "FORGEJOBS_JSON": json.dumps(QUICK)})
     flight, open_ends, batches, repeated, recovered = [], [], [], [], []
-    for _ in range(bench.size(5, 1)):
+    for _ in range(bench.size(3, 1)):
         machine, load = bench.machine, Load(jobs)
         database = machine.database(queue)
         machine.enqueue(queue, database, load)
@@ -46,7 +46,7 @@ def run(bench: Bench) -> None:
         began = time.monotonic()
         batches.append(database.value(LARGEST))
         with machine.workers(queue, database, effects, load, *bench.flags) as workers:
-            ended = until(partial(_is_zero, database, queue.open_jobs), 90, every=0.1, workers=workers)
+            ended = until(partial(_is_zero, database, queue.open_jobs), 180, every=0.1, workers=workers)
         recovered.append(time.monotonic() - began)
         counts = effects.counts()
         if not ended or 0 in counts:

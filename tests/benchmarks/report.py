@@ -125,12 +125,14 @@ class Report:
         path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
+NOT_PEERS = ("django_forgejobs", "bare psycopg loop")
+
+
 def markdown(written: dict[str, Any]) -> str:
     """Return what ``Report.write`` wrote as the tables of docs/performance.md."""
     about, machine = written["about"], written["about"]["machine"]
-    queues = ", ".join(
-        f"{name} {q['version']}" for name, q in about["queues"].items() if "forgejobs" not in name
-    )
+    peers = {name.removesuffix(" on SQLite"): q["version"] for name, q in about["queues"].items()}
+    queues = ", ".join(f"{name} {version}" for name, version in peers.items() if name not in NOT_PEERS)
     settings = ", ".join(f"`{name} = {value}`" for name, value in machine["settings"].items())
     lines = [
         f"{about['date'][:10]}, {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:.0f} GB, "
