@@ -99,22 +99,27 @@ class JobLoop:
         except IndexError:
             return waiting
 
-    def blocked(self) -> float:
-        """Return for how many seconds the loop has not come round, 0 if it does; the first time, say who
-        stands in its way. To be called about once a second.
+    def ask(self) -> None:
+        """Find out whether the loop comes round."""
+        if self._asked_at is None and self._loop is not None:
+            self._asked_at = time.monotonic()
+            self._loop.call_soon_threadsafe(self._came_round)
+
+    def blocked_since(self) -> float | None:
+        """Return since when the loop has not come round, on the monotonic clock; None if it does. The first
+        time, say who stands in its way. To be called about once a second.
         """
-        now = time.monotonic()
-        if self._asked_at is None:
-            if self._loop is not None and self._places and now >= self._asks_at:
-                self._asked_at = now
-                self._loop.call_soon_threadsafe(self._came_round)
-            return 0.0
-        if (seconds := now - self._asked_at) < BLOCKED_AFTER:
-            return 0.0
+        now, asked_at = time.monotonic(), self._asked_at
+        if asked_at is None:
+            if self._places and now >= self._asks_at:
+                self.ask()
+            return None
+        if now - asked_at < BLOCKED_AFTER:
+            return None
         if not self._complained:
             self._complained = True
             self._complain()
-        return seconds
+        return asked_at
 
     def blocked_by(self) -> Running | None:
         """Return the job that the loop is at just now."""
@@ -176,7 +181,7 @@ class JobLoop:
     def _begin(self, running: Running) -> None:
         running.start()
         self.last_start = running.started or 0.0
-        slot = self.board.begin(running.job.pk, running.overdue_at)
+        slot = self.board.begin(running.job.id, running.overdue_at)
         place = _Place(running, self.db, partial(self._end, slot=slot))
         self._places.add(place)
         place.context.run(_enter, place)

@@ -36,7 +36,7 @@ class Running:
     context: JobContext
     handed_out: float = field(default_factory=time.monotonic)
     started: float | None = None
-    told: bool = False
+    told_at: float | None = None
 
     def start(self) -> None:
         """Note that the handler begins now; its time runs from here."""
@@ -172,7 +172,7 @@ class JobThreads:
             while (running := self._next()) is not None:
                 running.start()
                 self.last_start = running.started or 0.0
-                slot = self.board.begin(running.job.pk, running.overdue_at)
+                slot = self.board.begin(running.job.id, running.overdue_at)
                 outcome = executor.released(running.job, "its thread failed before it began")
                 try:
                     with cleaner:

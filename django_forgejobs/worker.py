@@ -28,7 +28,7 @@ from django_forgejobs import (
 )
 from django_forgejobs.board import Board, Note, Place
 from django_forgejobs.context import JobContext
-from django_forgejobs.coroutines import BLOCKED_AFTER, JobLoop
+from django_forgejobs.coroutines import JobLoop
 from django_forgejobs.crew import Crew, Errand, Errands
 from django_forgejobs.lanes import Suspects
 from django_forgejobs.lease import LeaseKeeper
@@ -225,7 +225,7 @@ class Worker:
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
         self.place.board.come_round()
-        self._coroutines.blocked()  # which says so
+        self._coroutines.blocked_since()  # which says so
         self._check_timeouts()
         for crew in self._crews:
             if crew.hands.waiting and time.monotonic() >= crew.hands.last_start + STALLED:
@@ -257,14 +257,14 @@ class Worker:
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
         crew = self._crew(running)
-        if self._running.get(running.job.pk) is not running:
+        if self._running.get(running.job.id) is not running:
             crew.stuck -= 1  # a handler that had timed out came back after all; its claim is gone
             return
-        del self._running[running.job.pk]
+        del self._running[running.job.id]
         crew.busy -= 1
-        self._timed.pop(running.job.pk, None)
+        self._timed.pop(running.job.id, None)
         running.context.over = True
-        self._unwritten[running.job.pk] = running, outcome
+        self._unwritten[running.job.id] = running, outcome
         self._look_at = self._write_at = 0.0
 
     def _pause(self) -> float:
@@ -374,12 +374,12 @@ class Worker:
         taken = self._take(jobs)
         self.claimed += len(taken)
         for running in taken:
-            self._running[running.job.pk] = running
+            self._running[running.job.id] = running
             self._crew(running).busy += 1
             if running.definition.timeout is not None:
-                self._timed[running.job.pk] = running
+                self._timed[running.job.id] = running
         first = jobs[0]
-        self._suspect = first.pk if first.lease_expirations else None
+        self._suspect = first.id if first.lease_expirations else None
         self._turns.started(suspect=self._suspect is not None)
         for crew in self._crews:
             if batch := [running for running in taken if self._crew(running) is crew]:
@@ -403,7 +403,7 @@ class Worker:
             self._start(mine)
             return
         for running in self._take(mine):
-            self._unwritten[running.job.pk] = running, Outcome(running.job, GIVE_BACK)
+            self._unwritten[running.job.id] = running, Outcome(running.job, GIVE_BACK)
         self._write_at = 0.0
 
     # --- finish ----------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class Worker:
         return [outcome for _, outcome in self._unwritten.values()]
 
     def _settled(self, settlement: Settlement) -> None:
-        over = [self._unwritten.pop(o.job.pk)[0] for o in (*settlement.accepted, *settlement.lost)]
+        over = [self._unwritten.pop(o.job.id)[0] for o in (*settlement.accepted, *settlement.lost)]
         self._keeper.remove(*(running.context for running in over))
         self.finished += len(over)
         if settlement.outage is not None:
@@ -429,15 +429,16 @@ class Worker:
         deadline = running.context.deadline
         if deadline is None:
             return running.handed_out + (running.definition.timeout or 0.0)
-        return deadline + self.settings.TIMEOUT_MARGIN if running.told else deadline
+        return deadline + self.settings.TIMEOUT_MARGIN if running.told_at is not None else deadline
 
     def _check_timeouts(self) -> None:
         now = time.monotonic()
         for running in list(self._timed.values()):
             if running.started is None or now < self._judged_at(running) or running.context.over:
                 continue
-            if not running.told:
-                running.told = True
+            if running.told_at is None:
+                self._coroutines.ask()
+                running.told_at = time.monotonic()
                 running.context.tell()
             else:
                 self._give_up(running)
@@ -445,18 +446,15 @@ class Worker:
     def _give_up(self, running: Running) -> None:
         """End the claim of a handler that does not come back; its slot is lost."""
         crew = self._crew(running)
-        if crew is self._on_loop and self._coroutines.blocked() >= self._loop_is_stuck_after:
-            self._give_up_loop()
-            return
+        if crew is self._on_loop:
+            blocked_since = self._coroutines.blocked_since()
+            if blocked_since is not None and blocked_since <= (running.told_at or 0.0):
+                self._give_up_loop()  # nobody has heard
+                return
         outcome = executor.timed_out(running.job, running.definition, running.seconds)
         logger.error("Job %s is stuck, and its slot is lost.", running.job)
         self._end_stuck(running, outcome)
         crew.stuck += 1
-
-    @property
-    def _loop_is_stuck_after(self) -> float:
-        """Seconds of a blocked event loop in which no coroutine heard that its time was over."""
-        return max(BLOCKED_AFTER, self.settings.TIMEOUT_MARGIN - 2 * BLOCKED_AFTER)
 
     def _give_up_loop(self) -> None:
         """End the claims of all coroutines, since one of them lets no other run. It alone is to blame."""
@@ -473,7 +471,7 @@ class Worker:
 
     def _end_stuck(self, running: Running, outcome: Outcome) -> None:
         running.context.revoke()
-        self.place.board.forgive(running.job.pk)
+        self.place.board.forgive(running.job.id)
         self._ended(running, outcome)
 
     def _give_back(self) -> None:
@@ -482,7 +480,7 @@ class Worker:
         self._collect(0)
         for running in self._running.values():
             outcome = executor.released(running.job, "the worker was stopped")
-            self._unwritten[running.job.pk] = running, outcome
+            self._unwritten[running.job.id] = running, outcome
         self._running.clear()
         before = self.finished
         for _ in range(2):  # the second time on a new connection: the first may be dead and not know it
