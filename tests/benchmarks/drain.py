@@ -155,7 +155,7 @@ def run(bench: Bench) -> None:
         measure(BARE, bench.take("bare"), jobs, str(batch), limit=limit)
         rates[PGBENCH].append(pgbench.rate(bench.machine, jobs=jobs, batch=batch))
         measure(FIVE, ours, jobs, *bench.flags, queues=5, limit=limit)
-        measure(TWO, ours, jobs, *bench.flags, processes=2, limit=limit)
+        measure(TWO, ours, jobs, *bench.flags, "--processes", "2", limit=limit)
         if bench.full:
             measure(PROCRASTINATE, peers["procrastinate"], 4_000, limit=limit)
             measure(f"{PGQUEUER}, 2 processes", peers["pgqueuer"], jobs, processes=2, limit=limit)
@@ -164,7 +164,7 @@ def run(bench: Bench) -> None:
             rates[f"{PGBENCH}, 2 clients"].append(two)
             measure(f"{PGQUEUER}, {ANALYZED}", peers["pgqueuer"], jobs, limit=limit, analyze=True)
             measure(f"{OURS}, {ANALYZED}", ours, jobs, *bench.flags, limit=limit, analyze=True)
-        measure(EIGHT, ours, jobs, *bench.flags, processes=8, limit=limit)
+        measure(EIGHT, ours, jobs, *bench.flags, "--processes", "8", limit=limit)
     of = {label: report.figure(1, label, samples, "jobs/s") for label, samples in rates.items()}
     report.figure(1, "jobs a batch, ours, 1 process", float(batch), "")
 
