@@ -87,11 +87,13 @@ def _nothing_lost(findings: Findings, facts: Facts, jobs: dict[int, Job]) -> Non
 
 
 def _nothing_doubled(findings: Findings, facts: Facts, jobs: dict[int, Job], runs: Counter[int]) -> None:
-    unexplained = [str(job) for job in jobs.values() if job.claims != job.attempts + job.lease_expirations]
+    reasons = {pk: job.attempts + job.lease_expirations for pk, job in jobs.items()}
+    unexplained = [str(job) for pk, job in jobs.items() if not runs[pk] <= reasons[pk] <= job.claims]
+    given_back = sum(job.claims - reasons[pk] for pk, job in jobs.items())
     findings.check(
         not unexplained,
-        "No job was run without a reason: each was claimed once an attempt, and once more for each worker"
-        f" that died with it{_listed(unexplained)}.",
+        "No job was run without a reason: each began once an attempt, and once more for each worker that died"
+        f" with it{_listed(unexplained)}. Claimed ahead, and given back before they began: {given_back}.",
     )
     died_with = {pk for pk, job in jobs.items() if job.lease_expirations}
     again = [pk for pk in facts.zones.values() if runs[pk] > 1]
