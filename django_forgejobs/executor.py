@@ -82,8 +82,8 @@ def _call(job: Job, definition: Definition, context: JobContext) -> Ending:
 async def acall(job: Job, definition: Definition, context: JobContext) -> Ending:
     """Await the handler of ``job`` on this loop and return how it ended; never raises.
 
-    The current task is cancelled when ``context`` is told to stop, and not a moment after the handler's end.
-    ``judge`` makes an outcome of it.
+    The current task is cancelled when ``context`` is told to stop; so it must not wait for anything after the
+    handler's end, when that may still reach it. ``judge`` makes an outcome of it.
     """
     started, process = time.monotonic(), os.getpid()
     try:
@@ -126,18 +126,10 @@ async def _await(awaitable: Awaitable[Any], context: JobContext) -> Any:
     """Await it; when ``context`` is told to stop, cancel the task that does."""
     loop = asyncio.get_running_loop()
     task = cast("asyncio.Task[Any]", asyncio.current_task())
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(cancel)
-
-    def cancel() -> None:
-        if context.on_stop is not None:  # it may have come to its end meanwhile
-            task.cancel()
-
-    context.on_stop = stop
+    context.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
     try:
         if context.revoked or context.late:  # told before there was anybody to hear it
-            stop()
+            task.cancel()
         return await awaitable
     finally:
         context.on_stop = None

@@ -47,13 +47,16 @@ class Loop:
         )
         self.count = 0
 
-    def hand_out(self, handler: Callable[..., Any], times: int = 1, **policy: Any) -> list[Running]:
+    def hand_out(
+        self, handler: Callable[..., Any], times: int = 1, *, urgency: int = 0, **policy: Any
+    ) -> list[Running]:
         definition = registry.define("t", handler, **({"backoff": 7} | policy))
-        batch = [Running(job, definition, context) for job, context in map(self.claimed, range(times))]
+        claimed = [self.claimed(n, urgency) for n in range(times)]
+        batch = [Running(job, definition, context) for job, context in claimed]
         self.loop.hand_out(batch)
         return batch
 
-    def claimed(self, n: int) -> tuple[Job, JobContext]:
+    def claimed(self, n: int, priority: int = 0) -> tuple[Job, JobContext]:
         self.count += 1
         job = Job(
             pk=self.count,
@@ -63,7 +66,7 @@ class Loop:
             max_attempts=3,
             claims=1,
             claim_token=uuid.uuid4(),
-            priority=0,
+            priority=priority,
         )
         job._state.db = "default"
         return job, JobContext(job, lease=900, renew=lambda context: True)
@@ -219,6 +222,22 @@ def test_no_more_run_than_the_limit_and_those_that_wait_can_be_taken_back(narrow
     assert moves(narrow.outcomes(5)) == {"complete"}
     assert begun == [0, 1, 0, 1]
     assert narrow.board.begun() == set()
+
+
+def test_what_waits_already_runs_after_what_is_more_urgent(narrow: Loop) -> None:
+    go = asyncio.Event()
+    begun: list[int] = []
+
+    async def handler(payload: int, context: JobContext) -> None:
+        begun.append(context.job_id)
+        await go.wait()
+
+    narrow.hand_out(handler, 4)
+    wait_for(lambda: len(begun) == 2)
+    narrow.hand_out(handler, 2, urgency=5)
+    narrow.loop._loop.call_soon_threadsafe(go.set)  # type: ignore[union-attr]
+    narrow.outcomes(6)
+    assert begun == [1, 2, 5, 6, 3, 4]
 
 
 def opens(event: asyncio.Event) -> Callable[[Any], Any]:
@@ -576,14 +595,18 @@ def test_tasks_left_behind_are_cancelled_and_named_and_may_tidy_up(
             tidied.append(True)
 
     async def handler(payload: Any) -> None:
-        loop.task = asyncio.create_task(child(), name="forgotten")  # type: ignore[attr-defined]
+        loop.tasks = [  # type: ignore[attr-defined]
+            asyncio.create_task(child(), name="forgotten"),
+            asyncio.create_task(asyncio.sleep(60), name="ends before the other has tidied up"),
+        ]
         await asyncio.sleep(0)
 
     [outcome] = loop.run(handler)
     assert outcome.move.name == "complete"
     assert tidied == [True]
     assert Group.objects.get().name == "tidy"
-    assert "left 1 tasks behind, which are cancelled: forgotten" in caplog.text
+    assert "left 2 tasks behind, which are cancelled: " in caplog.text
+    assert "forgotten" in caplog.text
 
 
 def test_the_siblings_of_a_failed_task_are_no_news(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
