@@ -11,19 +11,26 @@ from django_forgejobs.lanes import Suspects
 logger = logging.getLogger("django_forgejobs")
 
 
+#: A turn of the suspects, as a share of ``patience``. A killed worker can leave a thousand of them: what it
+#: had claimed ahead. One a turn, they would take hours beside a full queue.
+TURN = 0.2
+
+
 class Turns:
     """Tells one worker when to take a suspect.
 
-    Idle, it takes suspects and others in turn. Busy, it takes none; but when one has been waiting for
-    ``patience`` seconds of that, the worker stops claiming, to become idle. It does not stop for longer than
-    it has worked before: if long jobs keep it busy all the same, it goes on for a while, and the next
-    time it waits twice as long. So a suspect gets its turn, and costs the others half the slots at most.
+    Idle, it takes suspects and others in turn: one suspect after the other for a while, then others. Busy, it
+    takes none; but when one has been waiting for ``patience`` seconds of that, the worker stops claiming, to
+    become idle. It does not stop for longer than it has worked before: if long jobs keep it busy all the
+    same, it goes on for a while, and the next time it waits twice as long. So a suspect gets its turn, and
+    costs the others half the slots at most.
     """
 
     def __init__(self, patience: float, waiting: Callable[[], bool]) -> None:
         self._patience = patience
         self._waiting = waiting
         self._suspect_first = True
+        self._suspects_until = -float("inf")
         self._span = patience
         self._works_until: float | None = None
         self._making_room = False
@@ -32,10 +39,13 @@ class Turns:
         """Return what an idle worker's claim may take."""
         self._works_until = None
         self._making_room = False
-        return Suspects.FIRST if self._suspect_first else Suspects.LAST
+        their_turn = self._suspect_first or time.monotonic() < self._suspects_until
+        return Suspects.FIRST if their_turn else Suspects.LAST
 
     def started(self, *, suspect: bool) -> None:
-        """Note what was started; the other kind is preferred next."""
+        """Note what was started; the other kind is preferred next, or when the turn of suspects is over."""
+        if suspect and self._suspect_first:
+            self._suspects_until = time.monotonic() + TURN * self._patience
         self._suspect_first = not suspect
 
     def look(self) -> None:

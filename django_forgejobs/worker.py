@@ -318,7 +318,7 @@ class Worker:
             worker=self.identity,
             queues=self.queues,
             types=errand.types,
-            suspects=Suspects.NEVER if busy else self._turns.idle(),
+            suspects=Suspects.NEVER if self._running else self._turns.idle(),
             lease=self.settings.LEASE,
             after=after,
             ahead=max(wanted - errand.free, 0),
@@ -338,7 +338,7 @@ class Worker:
             return 0
         self._hinted = False
         self._look_at = now + random.uniform(1, 1.1) * self.poll_interval  # noqa: S311
-        if (self._running or self._unwritten) and self._turns.makes_room():
+        if self._running and self._turns.makes_room():
             return 0
         return self._room(errand)
 

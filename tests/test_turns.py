@@ -31,13 +31,18 @@ def shares(turn: Turns, clock: Clock, seconds: int) -> list[bool]:
     return answers
 
 
-def test_an_idle_worker_takes_suspects_and_others_in_turn() -> None:
+def test_an_idle_worker_takes_suspects_for_a_while_and_others_in_turn(clock: Clock) -> None:
     turn = Turns(10, lambda: True)
-    assert turn.idle() is Suspects.FIRST
-    turn.started(suspect=True)
-    assert turn.idle() is Suspects.LAST
-    turn.started(suspect=False)
-    assert turn.idle() is Suspects.FIRST
+    for _ in range(2):
+        for _ in range(3):
+            assert turn.idle() is Suspects.FIRST
+            turn.started(suspect=True)
+            clock.now += 0.6
+        assert turn.idle() is Suspects.FIRST
+        turn.started(suspect=True)
+        clock.now += 0.6
+        assert turn.idle() is Suspects.LAST
+        turn.started(suspect=False)
 
 
 def test_a_busy_worker_makes_room_only_when_a_suspect_has_waited(clock: Clock) -> None:

@@ -376,14 +376,40 @@ def test_a_busy_worker_makes_room_for_a_suspect_after_a_while(settings: Any) -> 
     assert Job.objects.get(pk=suspect.pk).status == "done"
 
 
-def test_fresh_jobs_do_not_starve_behind_many_suspects() -> None:
+def test_fresh_jobs_do_not_starve_behind_many_suspects(settings: Any) -> None:
+    settings.FORGEJOBS = {"SUSPECT_PATIENCE": 0.2}  # a turn of theirs is a fifth of that
+    pause = threading.Event()
     for _ in range(30):
         make_job(type="t", lease_expirations=1, priority=50)
     fresh = {make_job(type="t").pk for _ in range(4)}
     seen: list[int] = []
-    with at_work({"t": lambda payload, context: seen.append(context.job_id)}):
+
+    def slow(payload: Any, context: JobContext) -> None:
+        seen.append(context.job_id)
+        pause.wait(0.02)
+
+    with at_work({"t": slow}):
         wait_for(lambda: all_are("done"))
     assert fresh < set(seen[:10])
+
+
+def test_many_suspects_do_not_wait_for_a_turn_each_beside_a_full_queue(settings: Any) -> None:
+    """A killed worker leaves as many as it had claimed ahead."""
+    settings.FORGEJOBS = {"SUSPECT_PATIENCE": 1.0}
+    suspects = {make_job(type="t", lease_expirations=1).pk for _ in range(30)}
+    ran: list[int] = []
+    left = set(suspects)
+
+    def endless(payload: Any, context: JobContext) -> None:
+        ran.append(context.job_id)
+        left.discard(context.job_id)
+        if left:
+            enqueue("t", priority=9)
+
+    for _ in range(20):
+        enqueue("t", priority=9)
+    with at_work({"t": endless}):
+        wait_for(lambda: not left, timeout=12, message=lambda: f"{len(left)} suspects still wait")
 
 
 # --- Timeouts ------------------------------------------------------------------------------------
