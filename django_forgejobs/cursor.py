@@ -13,8 +13,9 @@ from django_forgejobs.lanes import LaneEnd
 if TYPE_CHECKING:
     from django_forgejobs.models import Job
 
-#: A sweep may come again when this many times its own duration is over: at most a tenth of the time.
-PAUSE = 10
+#: A sweep may come again when this many times what it cost is over, and at the latest after so many seconds.
+PAUSE = 20
+AT_THE_LATEST = 2.0
 #: With more lanes than this, to find them all anew is cheaper than to hand them over.
 MOST_LANES = 100
 
@@ -23,8 +24,9 @@ class ClaimCursor:
     """Tells a claim where to begin: after the last job claimed in each lane, or, in a *sweep*, anywhere.
 
     Only a sweep finds new lanes, late commits, retries and what was given back; but while somebody holds an
-    old snapshot it walks over the index entries of all the jobs that were claimed since. So its cost decides
-    how often it comes: a sweep of a millisecond ten milliseconds later, one of 200 ms after two seconds.
+    old snapshot it walks over the index entries of all the jobs that were claimed since. So what it costs,
+    more than the last claim that went on, decides how often it comes: after one millisecond in twenty, after
+    a hundred in two seconds.
     """
 
     def __init__(self, db: str) -> None:
@@ -32,6 +34,7 @@ class ClaimCursor:
         self._sweeps_only = not connections[db].features.has_select_for_update_skip_locked
         self._ends: dict[tuple[str, str, int], LaneEnd] = {}
         self._more = True
+        self._usual = 0.0
         self.sweeps_at = -float("inf")
 
     def after(self) -> tuple[LaneEnd, ...]:
@@ -47,9 +50,11 @@ class ClaimCursor:
         if swept:
             self._ends.clear()
             self._more = full
-            self.sweeps_at = time.monotonic() + PAUSE * seconds
-        elif not full and self._more:
-            self.sweeps_at = -float("inf")  # these lanes are empty, and there were jobs beyond them
+            self.sweeps_at = time.monotonic() + min(PAUSE * max(seconds - self._usual, 0.0), AT_THE_LATEST)
+        else:
+            self._usual = seconds
+            if not full and self._more:
+                self.sweeps_at = -float("inf")  # these lanes are empty, and there were jobs beyond them
         for job in jobs:
             self._ends[job.queue, job.type, job.priority] = LaneEnd(
                 job.queue, job.type, job.priority, job.run_at, job.id

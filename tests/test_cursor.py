@@ -73,29 +73,31 @@ def some(count: int, **values: Any) -> Any:
     return [SimpleNamespace(**known) for _ in range(count)]
 
 
-def test_a_sweep_comes_first_and_again_when_ten_times_its_duration_is_over(sweeping: ClaimCursor) -> None:
+def test_what_a_sweep_cost_beyond_the_usual_decides_when_the_next_one_comes(sweeping: ClaimCursor) -> None:
     assert sweeping.after() == ()
-    sweeping.claimed(some(2), wanted=2, swept=True, seconds=60.0)
+    sweeping.claimed(some(2), wanted=2, swept=True, seconds=0.05)
+    assert sweeping.sweeps_at == pytest.approx(time.monotonic() + 1.0, abs=0.5)
     assert [end.queue for end in sweeping.after()] == ["q"]
-    assert sweeping.sweeps_at == pytest.approx(time.monotonic() + 600, abs=30)
-    sweeping.claimed(some(2, queue="r"), wanted=2, swept=False, seconds=60.0)
+    sweeping.claimed(some(2, queue="r"), wanted=2, swept=False, seconds=10.0)
     assert [end.queue for end in sweeping.after()] == ["q", "r"]
-    sweeping.sweeps_at = time.monotonic()
-    assert sweeping.after() == ()
+    sweeping.claimed(some(2), wanted=2, swept=True, seconds=10.0)
+    assert sweeping.after() == (), "a sweep that costs nothing more than other claims may come at any time"
+    sweeping.claimed(some(2), wanted=2, swept=True, seconds=100.0)
+    assert sweeping.sweeps_at <= time.monotonic() + 2.0, "what comes late would be found too late"
 
 
 def test_lanes_that_run_out_are_followed_by_a_sweep_if_there_was_more(sweeping: ClaimCursor) -> None:
-    sweeping.claimed(some(2), wanted=2, swept=True, seconds=60.0)
+    sweeping.claimed(some(2), wanted=2, swept=True, seconds=1.0)
     sweeping.claimed(some(1), wanted=2, swept=False, seconds=0.0)
     assert sweeping.after() == (), "what lies beyond these lanes would have waited ten minutes"
-    sweeping.claimed(some(1), wanted=2, swept=True, seconds=60.0)
+    sweeping.claimed(some(1), wanted=2, swept=True, seconds=1.0)
     sweeping.claimed([], wanted=2, swept=False, seconds=0.0)
     assert sweeping.after() != (), "a sweep that found all there was is not repeated at once"
 
 
 def test_more_lanes_than_can_be_handed_over_are_swept(sweeping: ClaimCursor) -> None:
     found = [job for n in range(cursor.MOST_LANES + 1) for job in some(1, queue=f"q{n}")]
-    sweeping.claimed(found, wanted=len(found), swept=True, seconds=60.0)
+    sweeping.claimed(found, wanted=len(found), swept=True, seconds=1.0)
     assert sweeping.after() == ()
 
 
