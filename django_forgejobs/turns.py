@@ -15,6 +15,9 @@ logger = logging.getLogger("django_forgejobs")
 #: had claimed ahead. One a turn, they would take hours beside a full queue.
 TURN = 0.2
 
+#: Seconds for which it is believed that there is no suspect. To look for one makes a claim a tenth dearer.
+NONE_FOR = 1.0
+
 
 class Turns:
     """Tells one worker when to take a suspect.
@@ -30,7 +33,7 @@ class Turns:
         self._patience = patience
         self._waiting = waiting
         self._suspect_first = True
-        self._suspects_until = -float("inf")
+        self._suspects_until = self._none_until = -float("inf")
         self._span = patience
         self._works_until: float | None = None
         self._making_room = False
@@ -39,8 +42,15 @@ class Turns:
         """Return what an idle worker's claim may take."""
         self._works_until = None
         self._making_room = False
-        their_turn = self._suspect_first or time.monotonic() < self._suspects_until
-        return Suspects.FIRST if their_turn else Suspects.LAST
+        now = time.monotonic()
+        if now < self._none_until:
+            return Suspects.NEVER
+        return Suspects.FIRST if self._suspect_first or now < self._suspects_until else Suspects.LAST
+
+    def looked(self, where: Suspects, *, found: bool) -> None:
+        """Note whether a claim found a suspect: if none was there, the next claims need not look for one."""
+        if where is Suspects.FIRST and not found:
+            self._none_until = time.monotonic() + NONE_FOR
 
     def started(self, *, suspect: bool) -> None:
         """Note what was started; the other kind is preferred next, or when the turn of suspects is over."""

@@ -309,6 +309,7 @@ class Worker:
             return
         busy = bool(self._running or self._unwritten)
         after = errand.cursor.after()
+        suspects = Suspects.NEVER if self._running else self._turns.idle()
         connections[self.db].ensure_connection()  # what fails here is not in doubt
         self._in_doubt = True
         asked_at = time.monotonic()
@@ -318,7 +319,7 @@ class Worker:
             worker=self.identity,
             queues=self.queues,
             types=errand.types,
-            suspects=Suspects.NEVER if self._running else self._turns.idle(),
+            suspects=suspects,
             lease=self.settings.LEASE,
             after=after,
             ahead=max(wanted - errand.free, 0),
@@ -326,6 +327,8 @@ class Worker:
         )
         if jobs is not None:
             self._in_doubt = False
+            if not self.burst:  # that must be sure that nothing is left
+                self._turns.looked(suspects, found=any(job.lease_expirations for job in jobs[:1]))
             self._claimed(errand, jobs, wanted, swept=not after, seconds=time.monotonic() - asked_at)
             whole = errand is self._errands.whole
             self._exhausted = self.burst and whole and not jobs and not busy and not after

@@ -45,6 +45,16 @@ def test_an_idle_worker_takes_suspects_for_a_while_and_others_in_turn(clock: Clo
         turn.started(suspect=False)
 
 
+def test_an_idle_worker_that_found_no_suspect_does_not_look_again_at_once(clock: Clock) -> None:
+    turn = Turns(10, lambda: True)
+    turn.looked(turn.idle(), found=True)
+    assert turn.idle() is Suspects.FIRST
+    turn.looked(turn.idle(), found=False)
+    assert turn.idle() is Suspects.NEVER
+    clock.now += 1
+    assert turn.idle() is Suspects.FIRST
+
+
 def test_a_busy_worker_makes_room_only_when_a_suspect_has_waited(clock: Clock) -> None:
     assert not any(shares(Turns(10, lambda: False), clock, 60))
     assert shares(Turns(10, lambda: True), clock, 15) == [False] * 10 + [True] * 5
