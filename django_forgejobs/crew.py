@@ -21,13 +21,15 @@ TURN = AHEAD / 2
 @dataclass
 class Crew:
     """So many hands (``size``) of one kind. ``busy`` counts the jobs that it has, those that wait included;
-    ``stuck`` the hands that are lost to handlers which do not come back.
+    ``stuck`` the hands that are lost to handlers which do not come back; ``blocked`` is whether none can
+    begin anything for now.
     """
 
     hands: JobThreads | JobLoop
     size: int
     busy: int = 0
     stuck: int = 0
+    blocked: bool = False
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -38,7 +40,7 @@ class Crew:
     @property
     def room(self) -> int:
         """How many jobs may be claimed: those that can start at once, and a few ahead."""
-        return max(self.free + self.pace.ahead(), 0)
+        return 0 if self.blocked else max(self.free + self.pace.ahead(), 0)
 
     @property
     def lost(self) -> bool:

@@ -225,7 +225,7 @@ class Worker:
     def _turn(self) -> None:
         """One turn: write what ended, claim what fits, then sleep until something happens."""
         self.place.board.come_round()
-        self._coroutines.blocked_since()  # which says so
+        self._on_loop.blocked = self._coroutines.blocked_since() is not None
         self._check_timeouts()
         for crew in self._crews:
             if crew.hands.waiting and time.monotonic() >= crew.hands.last_start + STALLED:

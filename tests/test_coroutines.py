@@ -915,3 +915,25 @@ def test_what_is_claimed_ahead_for_the_loop_is_given_back_when_it_stalls() -> No
         assert work.worker._coroutines._loop is not None
         work.worker._coroutines._loop.call_soon_threadsafe(out.set)
         wait_for(lambda: statuses_of("stay") == {"done": 50})
+
+
+def test_a_worker_does_not_wait_for_a_call_that_a_coroutine_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python would wait for it at the exit, so the process must be left by force."""
+    monkeypatch.setattr(coroutines, "LEAVE_WITHIN", 0.05)
+    leave = threading.Event()
+    kept: list[Any] = []
+
+    async def handler(payload: Any) -> None:
+        kept.append(asyncio.create_task(asyncio.to_thread(leave.wait, 15)))
+        await asyncio.sleep(0)
+
+    enqueue("t")
+    try:
+        with at_work({"t": handler}) as work:
+            wait_for(lambda: statuses_of("t") == {"done": 1})
+            work.worker.request_stop()
+            assert work.wait() is Ended.FORCED
+    finally:
+        leave.set()
