@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from django_forgejobs import between, conf, executor, signals
 from django_forgejobs.board import Board
@@ -34,7 +34,6 @@ class Running:
     job: Job
     definition: Definition
     context: JobContext
-    handed_out: float = field(default_factory=time.monotonic)
     started: float | None = None
     told_at: float | None = None
 

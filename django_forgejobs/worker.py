@@ -426,12 +426,12 @@ class Worker:
             self._write_at = time.monotonic() + LOCKED_AGAIN
 
     def _judged_at(self, running: Running) -> float:
-        """Return when ``running`` must be told that its time is over, or given up; or, while it waits for a
-        thread, the first moment at which that can be.
+        """Return when ``running`` must be told that its time is over, or given up; or, while it waits for its
+        turn, the first moment at which that can be.
         """
         deadline = running.context.deadline
         if deadline is None:
-            return running.handed_out + (running.definition.timeout or 0.0)
+            return time.monotonic() + (running.definition.timeout or 0.0)
         return deadline + self.settings.TIMEOUT_MARGIN if running.told_at is not None else deadline
 
     def _check_timeouts(self) -> None:
