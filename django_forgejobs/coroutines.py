@@ -23,6 +23,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 from django_forgejobs import between, executor, faults, signals
 from django_forgejobs.outcomes import Outcome
+from django_forgejobs.states import GIVE_BACK
 
 if TYPE_CHECKING:
     from django_forgejobs.board import Board
@@ -51,7 +52,6 @@ class JobLoop:
         self, db: str, *, limit: int, ended: Callable[[Running, Outcome], object], board: Board
     ) -> None:
         self.db, self.limit, self.ended, self.board = db, limit, ended, board
-        self.last_start = 0.0
         self._last_priority = 0
         self._waiting: deque[Running] = deque()
         self._places: set[_Place] = set()
@@ -79,7 +79,6 @@ class JobLoop:
         """
         if self._waiting and batch[0].job.priority > self._last_priority:
             batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
-        self.last_start = time.monotonic()
         self._last_priority = batch[-1].job.priority
         self._waiting.extend(batch)
         if self._loop is None:
@@ -90,14 +89,15 @@ class JobLoop:
             self._called = True
             self._loop.call_soon_threadsafe(self._fill, context=contextvars.Context())
 
-    def take_back(self) -> list[Running]:
-        """Return the jobs that have not begun, and let none of them begin."""
-        waiting = []
+    def take_back(self, keep: int = 0) -> list[Running]:
+        """Return the jobs that have not begun, but for the first ``keep``, and let none of them begin."""
+        waiting: deque[Running] = deque()
         try:
-            while True:
-                waiting.append(self._waiting.popleft())
+            while len(self._waiting) > keep:
+                waiting.appendleft(self._waiting.pop())
         except IndexError:
-            return waiting
+            pass
+        return list(waiting)
 
     def ask(self) -> None:
         """Find out whether the loop comes round."""
@@ -176,11 +176,13 @@ class JobLoop:
                 running = self._waiting.popleft()
             except IndexError:  # taken back
                 return
-            self._begin(running)
+            if running.context.lease_lost:
+                self.ended(running, Outcome(running.job, GIVE_BACK))
+            else:
+                self._begin(running)
 
     def _begin(self, running: Running) -> None:
         running.start()
-        self.last_start = running.started or 0.0
         slot = self.board.begin(running.job.id, running.overdue_at)
         place = _Place(running, self.db, partial(self._end, slot=slot))
         self._places.add(place)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from django_forgejobs.cursor import ClaimCursor
-from django_forgejobs.pace import AHEAD, Pace
+from django_forgejobs.pace import AHEAD, PATIENCE, Pace
 
 if TYPE_CHECKING:
     from django_forgejobs.coroutines import JobLoop
@@ -31,6 +31,8 @@ class Crew:
     stuck: int = 0
     blocked: bool = False
     pace: Pace = field(default_factory=Pace)
+    #: When what waits beyond the pace is given back, unless the pace picks up.
+    patient_until: float = 0.0
 
     @property
     def free(self) -> int:
@@ -41,6 +43,14 @@ class Crew:
     def room(self) -> int:
         """How many jobs may be claimed: those that can start at once, and a few ahead."""
         return 0 if self.blocked else max(self.free + self.pace.ahead(), 0)
+
+    @property
+    def surplus(self) -> int:
+        """How many of those that wait, the last ones, are to be given back: they will not start soon."""
+        now, ahead = time.monotonic(), self.pace.ahead()
+        if self.hands.waiting <= 2 * ahead:
+            self.patient_until = now + PATIENCE
+        return max(self.hands.waiting - ahead, 0) if now >= self.patient_until else 0
 
     @property
     def lost(self) -> bool:

@@ -155,7 +155,9 @@ def _of_its_type(row: Row, found: Mapping[str, Any]) -> Any:
 def _tell(db: str, rows: Sequence[Row], new: Sequence[Any]) -> None:
     """Tell the workers, by a hint, and whoever receives ``enqueued``, when the transaction is committed."""
     hints.enqueued(db, rows)
-    if signals.enqueued.receivers:
+    connection = connections[db]
+    # Where autocommit is off, nobody says when the commit was.
+    if signals.enqueued.receivers and (connection.in_atomic_block or connection.get_autocommit()):
 
         def announce() -> None:
             for job in new:

@@ -9,8 +9,8 @@ from collections import deque
 AHEAD = 0.1
 #: At most so many. (Their payloads are bounded by the claim itself.)
 AT_MOST = 1000
-#: Seconds: when jobs wait in the worker and none has started for so long, they are given back.
-STALLED = 0.25
+#: Seconds for which more jobs may wait in the worker than twice what will start within ``AHEAD``.
+PATIENCE = 0.25
 
 
 class Pace:

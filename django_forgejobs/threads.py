@@ -18,6 +18,7 @@ from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.registry import Definition
+from django_forgejobs.states import GIVE_BACK
 
 logger = logging.getLogger("django_forgejobs")
 
@@ -28,7 +29,7 @@ CLOSE_WITHIN = 5.0
 @dataclass(slots=True)
 class Running:
     """One claimed job in the hands of a worker, until its end is written; ``started`` is None while it waits
-    for a thread.
+    for a thread. ``superseded`` is whether the worker has claimed the same job anew.
     """
 
     job: Job
@@ -36,6 +37,7 @@ class Running:
     context: JobContext
     started: float | None = None
     told_at: float | None = None
+    superseded: bool = False
 
     def start(self) -> None:
         """Note that the handler begins now; its time runs from here."""
@@ -69,7 +71,6 @@ class JobThreads:
         self.db = db
         self.board = board
         self.limit = limit
-        self.last_start = 0.0
         self._last_priority = 0
         self._work: deque[Running] = deque()
         # As many marks, or calls on their way, as threads wait for a call.
@@ -90,19 +91,19 @@ class JobThreads:
             return
         if self._work and batch[0].job.priority > self._last_priority:
             batch = sorted(self.take_back() + batch, key=lambda running: -running.job.priority)
-        self.last_start = time.monotonic()
         self._work.extend(batch)
         self._last_priority = batch[-1].job.priority
         self._call_another()
 
-    def take_back(self) -> list[Running]:
-        """Return the jobs that no thread has begun, and let none begin them."""
-        waiting = []
+    def take_back(self, keep: int = 0) -> list[Running]:
+        """Return the jobs that no thread has begun, but for the first ``keep``, and let none begin them."""
+        waiting: deque[Running] = deque()
         try:
-            while True:
-                waiting.append(self._work.popleft())
+            while len(self._work) > keep:
+                waiting.appendleft(self._work.pop())
         except IndexError:
-            return waiting
+            pass
+        return list(waiting)
 
     def hand_back(self, running: Running, outcome: Outcome) -> None:
         """Tell the worker that ``running`` has ended. Safe from any thread."""
@@ -169,8 +170,10 @@ class JobThreads:
         cleaner = between.jobs()
         try:
             while (running := self._next()) is not None:
+                if running.context.lease_lost:
+                    self.hand_back(running, Outcome(running.job, GIVE_BACK))
+                    continue
                 running.start()
-                self.last_start = running.started or 0.0
                 slot = self.board.begin(running.job.id, running.overdue_at)
                 outcome = executor.released(running.job, "its thread failed before it began")
                 try:

@@ -36,7 +36,7 @@ from django_forgejobs.listener import Listener
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outage import Outage
 from django_forgejobs.outcomes import Outcome, Settlement
-from django_forgejobs.pace import STALLED
+from django_forgejobs.pace import AHEAD
 from django_forgejobs.states import GIVE_BACK
 from django_forgejobs.threads import JobThreads, Running
 from django_forgejobs.turns import Apart, Turns
@@ -46,6 +46,8 @@ logger = logging.getLogger("django_forgejobs")
 TALLY_INTERVAL = 60.0
 #: Seconds before a result is tried again whose row somebody has locked.
 LOCKED_AGAIN = 0.05
+#: Seconds after a line was cut at which to look for a claim that the server has committed since.
+LATE_COMMITS = (1.0, 5.0, 30.0)
 
 
 class Ended(enum.Enum):
@@ -135,6 +137,8 @@ class Worker:
         self._turns = self._take_turns()
         self._outage = Outage(db)
         self._in_doubt = False
+        #: When to look once more for claims whose answer was lost: the server may commit one late.
+        self._doubts: list[float] = []
         self._keeper = LeaseKeeper(db=db, lease=self.settings.LEASE, heartbeat=self.settings.HEARTBEAT)
         self._keeper.on_failure = self.wake
         self._listener = Listener(db=db, queues=self.queues, wake=self.hint)
@@ -228,8 +232,9 @@ class Worker:
         self._on_loop.blocked = self._coroutines.blocked_since() is not None
         self._check_timeouts()
         for crew in self._crews:
-            if crew.hands.waiting and time.monotonic() >= crew.hands.last_start + STALLED:
-                self._give_back_waiting(crew)
+            # One that is to end with what it has keeps it, however long that takes.
+            if (surplus := crew.surplus) and not self._takes_its_time():
+                self._give_back_waiting(crew, keep=crew.hands.waiting - surplus)
         if time.monotonic() >= self._outage.retry_at:
             self._ask_the_database()
         if not self._over():
@@ -240,7 +245,7 @@ class Worker:
             if self._outage.failures:
                 self._put_off_reclaiming()
             self._tick()
-            if self._in_doubt:
+            if self._in_doubt or (self._doubts and time.monotonic() >= self._doubts[0]):
                 self._settle_doubt(start=not self.stopping)
             self._exchange()
         except DatabaseError as error:
@@ -257,8 +262,11 @@ class Worker:
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
         crew = self._crew(running)
-        if self._running.get(running.job.id) is not running:
-            crew.stuck -= 1  # a handler that had timed out came back after all; its claim is gone
+        if self._running.get(running.job.id) is not running:  # a handler whose claim is gone came back
+            if running.superseded:
+                crew.busy -= 1
+            else:
+                crew.stuck -= 1  # it had timed out
             return
         del self._running[running.job.id]
         crew.busy -= 1
@@ -275,7 +283,7 @@ class Worker:
         moments += [self._judged_at(running) for running in self._timed.values()]
         if self._unwritten:
             moments.append(max(self._write_at, self._outage.retry_at))
-        moments += [crew.hands.last_start + STALLED for crew in self._crews if crew.hands.waiting]
+        moments += [max(crew.patient_until, now + AHEAD) for crew in self._crews if crew.hands.waiting]
         self._listener.idle = self._may_claim()
         if self._listener.idle:
             moments.append(max(now if self._hinted else self._look_at, self._outage.retry_at))
@@ -331,7 +339,8 @@ class Worker:
                 self._turns.looked(suspects, found=any(job.lease_expirations for job in jobs[:1]))
             self._claimed(errand, jobs, wanted, swept=not after, seconds=time.monotonic() - asked_at)
             whole = errand is self._errands.whole
-            self._exhausted = self.burst and whole and not jobs and not busy and not after
+            nothing = not jobs and not busy and not after and settlement.outage is None
+            self._exhausted = self.burst and whole and nothing
         self._settled(settlement)
 
     def _wanted(self, errand: Errand) -> int:
@@ -377,6 +386,11 @@ class Worker:
         taken = self._take(jobs)
         self.claimed += len(taken)
         for running in taken:
+            if (older := self._running.get(running.job.id)) is not None:
+                # Cancelled and requeued while its handler runs here: that one is told, and not waited for.
+                older.superseded = True
+                older.context.revoke()
+                self._keeper.remove(older.context)
             self._running[running.job.id] = running
             self._crew(running).busy += 1
             if running.definition.timeout is not None:
@@ -388,10 +402,10 @@ class Worker:
             if batch := [running for running in taken if self._crew(running) is crew]:
                 crew.hands.hand_out(batch)
 
-    def _give_back_waiting(self, *crews: Crew) -> None:
-        """Let others have what waits for a thread here, or for its turn on the loop."""
+    def _give_back_waiting(self, *crews: Crew, keep: int = 0) -> None:
+        """Let others have what waits for a thread here, or for its turn on the loop, but for the first."""
         for crew in crews or self._crews:
-            for running in crew.hands.take_back():
+            for running in crew.hands.take_back(keep):
                 self._ended(running, Outcome(running.job, GIVE_BACK))
                 self.claimed -= 1
 
@@ -401,6 +415,10 @@ class Worker:
         """
         known = self._running.keys() | self._unwritten.keys()
         mine = [job for job in Job.objects.held_by(self.identity, db=self.db) if job.pk not in known]
+        now = time.monotonic()
+        if self._in_doubt:
+            self._doubts = [now + seconds for seconds in LATE_COMMITS]
+        self._doubts = [moment for moment in self._doubts if moment > now]
         self._in_doubt = False
         if start:
             self._start(mine)

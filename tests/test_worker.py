@@ -21,9 +21,11 @@ from django_forgejobs import (
     enqueue_many,
     executor,
     registry,
+    requeue,
     run_worker,
     signals,
 )
+from django_forgejobs import worker as worker_module
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import AnnouncedType, Job
 from django_forgejobs.outcomes import Outcome
@@ -412,6 +414,23 @@ def test_many_suspects_do_not_wait_for_a_turn_each_beside_a_full_queue(settings:
         wait_for(lambda: not left, timeout=12, message=lambda: f"{len(left)} suspects still wait")
 
 
+def test_a_job_requeued_while_it_runs_here_costs_no_slot_and_no_clean_end() -> None:
+    first, second = Gate(), Gate()
+    gates = [first, second]
+    job = enqueue("t")
+    with at_work({"t": lambda payload, context: gates.pop(0)(payload, context)}, concurrency=2) as work:
+        wait_for(lambda: first.inside)
+        cancel(job)
+        assert requeue(job)
+        wait_for(lambda: second.inside, message="the other slot did not take it")
+        second.out.set()
+        wait_for(lambda: statuses() == ["done"])
+        first.out.set()
+        wait_for(lambda: work.worker._in_threads.free == 2, message="a slot is lost")
+    assert work.ended is Ended.CLEAN
+    assert Job.objects.get(pk=job).claims == 2
+
+
 # --- Timeouts ------------------------------------------------------------------------------------
 
 
@@ -639,6 +658,29 @@ def test_jobs_of_a_claim_in_doubt_are_run_by_their_claimer_and_once(poll_interva
     assert Counter(seen).most_common(1)[0][1] == 1
     assert len(seen) == 6
     assert set(Job.objects.values_list("claims", flat=True)) == {1}
+
+
+def test_a_claim_that_the_server_commits_late_is_found_by_its_claimer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line is cut while the claim waits for a lock; when the worker looks, nothing is committed yet."""
+    monkeypatch.setattr(worker_module, "LATE_COMMITS", (0.5, 1.0))
+    enqueue("t")
+    lost: list[str] = []
+    ran: list[int] = []
+
+    def lose(sql: str) -> None:
+        if not lost and "lane" in sql and "UPDATE" in sql:
+            lost.append(sql)
+            raise OperationalError("server closed the connection unexpectedly")
+
+    def note(payload: Any, context: JobContext) -> None:
+        ran.append(context.job_id)
+
+    with connections_of(LOOP, after=lose), at_work({"t": note}) as work:
+        wait_for(lambda: len(ran) == 1)
+        late = make_job(type="t", status="running", locked_by=work.worker.identity)
+        wait_for(lambda: late.pk in ran, message="its claim is nobody's for as long as its lease")
 
 
 def test_jobs_of_a_claim_in_doubt_are_given_back_unstarted_by_a_worker_that_stops() -> None:
