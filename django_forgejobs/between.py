@@ -142,7 +142,7 @@ def _clean(connection: BaseDatabaseWrapper, *, session_changed: bool) -> None:
         return
     suspicious = connection.errors_occurred
     try:
-        _leave_transaction(connection)
+        leave_transaction(connection)
         broken = suspicious and not connection.is_usable()
     except Exception:  # a connection in an unknown state is replaced, whatever it complains about
         broken = True
@@ -165,7 +165,7 @@ def reachable(db: str) -> bool:
     try:
         if connection.connection is None:
             connection.ensure_connection()
-        _leave_transaction(connection)
+        leave_transaction(connection)
         return bool(connection.is_usable())
     except Exception:
         return False
@@ -180,7 +180,8 @@ def depths() -> dict[str, int]:
     }
 
 
-def _leave_transaction(connection: BaseDatabaseWrapper) -> None:
+def leave_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Roll back whatever transaction is open on ``connection``, and restore autocommit."""
     connection.in_atomic_block = False
     connection.savepoint_ids = []
     connection.atomic_blocks = []

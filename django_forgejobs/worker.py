@@ -242,6 +242,7 @@ class Worker:
 
     def _ask_the_database(self) -> None:
         try:
+            self._keep_commits_ours()
             if self._outage.failures:
                 self._put_off_reclaiming()
             self._tick()
@@ -252,6 +253,15 @@ class Worker:
             self._outage.met(error, meanwhile=f"{len(self._running)} jobs run on.")
         else:
             self._outage.over()
+
+    def _keep_commits_ours(self) -> None:
+        """Undo what a receiver of a signal did to this connection, lest our next statement be part of it."""
+        connection = connections[self.db]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            between.leave_transaction(connection)
+            logger.warning(
+                "A receiver of a signal left a transaction open; what it did there is rolled back."
+            )
 
     def _collect(self, timeout: float) -> None:
         before = [crew.busy for crew in self._crews]

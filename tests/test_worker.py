@@ -395,6 +395,13 @@ def test_fresh_jobs_do_not_starve_behind_many_suspects(settings: Any) -> None:
     assert fresh < set(seen[:10])
 
 
+def test_suspects_follow_each_other_without_waiting_for_a_poll() -> None:
+    for _ in range(10):
+        make_job(type="t", lease_expirations=1)
+    with at_work({"t": nothing}, concurrency=3, poll_interval=30):
+        wait_for(lambda: all_are("done"), message="each suspect waits for the next look at the queue")
+
+
 def test_many_suspects_do_not_wait_for_a_turn_each_beside_a_full_queue(settings: Any) -> None:
     """A killed worker leaves as many as it had claimed ahead."""
     settings.FORGEJOBS = {"SUSPECT_PATIENCE": 1.0}
@@ -429,6 +436,21 @@ def test_a_job_requeued_while_it_runs_here_costs_no_slot_and_no_clean_end() -> N
         wait_for(lambda: work.worker._in_threads.free == 2, message="a slot is lost")
     assert work.ended is Ended.CLEAN
     assert Job.objects.get(pk=job).claims == 2
+
+
+def test_a_receiver_that_leaves_a_transaction_open_costs_no_end_its_commit() -> None:
+    def leave_it_open(**_: Any) -> None:
+        connection.set_autocommit(False)
+
+    signals.done.connect(leave_it_open)
+    try:
+        enqueue_many({"type": "t"} for _ in range(5))
+        with at_work({"t": nothing}):
+            wait_for(lambda: all_are("done"))
+            enqueue("t")
+            wait_for(lambda: statuses() == ["done"] * 6)
+    finally:
+        signals.done.disconnect(leave_it_open)
 
 
 # --- Timeouts ------------------------------------------------------------------------------------
