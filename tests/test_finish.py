@@ -3,14 +3,14 @@
 from typing import Any
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_forgejobs import signals
 from django_forgejobs.models import Job
 from django_forgejobs.outcomes import Outcome
 from django_forgejobs.states import BURY, COMPLETE, FAIL, GIVE_BACK, RELEASE, RETRY, SNOOZE, Move
 from tests.factories import in_seconds, make_job
-from tests.sessions import answer_lost, before, beside, gate, refusing, session
+from tests.sessions import answer_lost, before, beside, gate, refusing, session, statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -208,3 +208,63 @@ def test_a_job_reclaimed_while_the_finish_is_under_way_is_lost() -> None:
         closed.open()
         assert finish.result(timeout=10).lost == [end(job)]
     assert Job.objects.get().status == "ready"
+
+
+# --- Together with a claim -----------------------------------------------------------------------
+
+
+def finish_and_claim(*outcomes: Outcome, limit: int = 5) -> Any:
+    return Job.objects.finish_and_claim(list(outcomes), limit, worker="w")
+
+
+def ids(jobs: Any) -> list[int]:
+    return [job.pk for job in jobs]
+
+
+def test_a_finish_and_a_claim_are_one_commit() -> None:
+    job, following = running(), make_job()
+    sent = statements(lambda: finish_and_claim(end(job)))
+    if connection.vendor == "postgresql":
+        assert len(sent) == 1
+    else:
+        assert [sent.index("BEGIN IMMEDIATE"), sent.count("BEGIN IMMEDIATE")] == [0, 1]
+    assert (columns(job)["status"], columns(following)["status"]) == ("done", "running")
+
+
+def test_together_too_each_row_is_fenced_and_what_did_not_end_well_is_written() -> None:
+    mine, retried, reclaimed = running(), running(), running()
+    following = [make_job() for _ in range(7)]
+    expire(reclaimed)
+    Job.objects.reclaim()
+    Job.objects.filter(pk=reclaimed.pk).update(run_at=in_seconds(60))
+    row = columns(reclaimed)
+    settlement, jobs = finish_and_claim(end(mine), end(retried, RETRY), end(reclaimed))
+    assert sorted(ids(o.job for o in settlement.accepted)) == [mine.pk, retried.pk]
+    assert ids(o.job for o in settlement.lost) == [reclaimed.pk]
+    assert columns(reclaimed) == row
+    assert ids(jobs) == ids(following[:5])
+    assert columns(retried)["status"] == "ready"
+
+
+def test_an_end_that_the_database_refuses_spoils_no_other_and_claims_nothing_by_halves() -> None:
+    good, bad, following = running(), running(), make_job()
+    with refusing(bad.pk):
+        settlement, jobs = finish_and_claim(end(good), end(bad))
+        assert ids(o.job for o in settlement.accepted) == [good.pk]
+        assert ids(o.job for o in settlement.lost) == [bad.pk]
+        assert jobs == []
+        assert columns(following)["status"] == "ready"
+    assert ids(finish_and_claim()[1]) == [following.pk]
+
+
+def test_an_answer_that_is_lost_leaves_the_ends_waiting_and_the_claim_in_doubt() -> None:
+    job, following = running(), make_job()
+    with answer_lost("UPDATE"):
+        settlement, jobs = finish_and_claim(end(job))
+    assert (settlement.waiting, jobs) == ([end(job)], None)
+    connection.close()
+    again, more = finish_and_claim(end(job))
+    assert again.accepted == [end(job)]
+    assert columns(job)["status"] == "done"
+    found = ids(Job.objects.held_by("w")) + ids(more)
+    assert following.pk in found
