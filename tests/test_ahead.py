@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_forgejobs import enqueue, enqueue_many, pace, registry
+from django_forgejobs import crew, enqueue, enqueue_many, pace, registry
 from django_forgejobs.board import Board
 from django_forgejobs.context import JobContext
 from django_forgejobs.models import Job
 from django_forgejobs.pace import Pace
-from django_forgejobs.registry import Definition
 from django_forgejobs.threads import JobThreads, Running
 from tests.factories import make_job
 from tests.test_worker import Gate, all_are, at_work
@@ -94,6 +93,11 @@ def test_what_is_more_urgent_overtakes_what_waits_in_the_worker() -> None:
     threads.dismiss(wait=True)
 
 
+def _unless_late(context: JobContext, pause: threading.Event) -> None:
+    pause.wait(0.08)
+    assert not context.late
+
+
 # --- Not to keep ---------------------------------------------------------------------------------
 
 
@@ -117,7 +121,8 @@ def test_what_cannot_start_is_given_back_uncounted_and_others_run_it() -> None:
         wait_for(lambda: all_are("done"))
 
 
-def test_a_stop_on_a_full_queue_gives_back_what_has_not_begun() -> None:
+def test_a_stop_on_a_full_queue_gives_back_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "PATIENCE", 60.0)  # at once, not because it would not start soon
     ran: Counter[int] = Counter()
     begun, out = threading.Event(), threading.Event()
 
@@ -150,19 +155,15 @@ def test_a_bounded_worker_runs_exactly_its_number_also_of_what_it_claims_ahead()
     assert not Job.objects.filter(status="running").exists()
 
 
-def test_the_time_of_a_job_runs_from_its_start_not_from_its_claim() -> None:
+def test_the_time_of_a_job_runs_from_its_start_not_from_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four jobs wait for one thread; together they take longer than each of them may."""
+    monkeypatch.setitem(registry._definitions, "slow", registry.define("slow", nothing, timeout=0.3))
+    monkeypatch.setattr(crew, "PATIENCE", 60.0)  # nothing is given back
     warmed_up()
     pause = threading.Event()
-
-    def slow(payload: Any) -> None:
-        pause.wait(0.08)
-
-    for _ in range(6):
+    for _ in range(8):
         enqueue("slow")
-    worker = {"quick": nothing, "slow": slow}
-    with at_work(worker) as work:
-        work.worker.definitions["slow"] = Definition("slow", slow, timeout=0.2)
+    with at_work({"quick": nothing, "slow": lambda payload, context: _unless_late(context, pause)}):
         wait_for(lambda: all_are("done") or Job.objects.filter(status="dead").exists())
     assert all_are("done")
 
