@@ -453,6 +453,22 @@ def test_a_receiver_that_leaves_a_transaction_open_costs_no_end_its_commit() -> 
         signals.done.disconnect(leave_it_open)
 
 
+def test_a_burst_does_not_take_a_race_that_it_lost_for_an_empty_queue() -> None:
+    """As when somebody holds the lock of a SQLite file for longer than we try again."""
+    enqueue("t")
+    refused: list[str] = []
+
+    def locked(sql: str) -> None:
+        if len(refused) < 12 and "lane" in sql and "UPDATE" in sql:
+            refused.append(sql)
+            raise OperationalError("database is locked")
+
+    with connections_of(LOOP, before=locked), at_work({"t": nothing}, burst=True) as work:
+        work.wait(30)
+    assert len(refused) == 12
+    assert all_are("done")
+
+
 # --- Timeouts ------------------------------------------------------------------------------------
 
 
