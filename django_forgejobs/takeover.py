@@ -30,7 +30,7 @@ class Death:
 
 
 def take_back(death: Death, db: str) -> list[Job]:
-    """Move all that the dead worker holds; return what was reclaimed.
+    """Move all that the dead worker holds; return what was reclaimed, or put back as the suspect that it was.
 
     What had not begun is given back as if nothing had been; what was over, but not written, is released.
     What was running is reclaimed: any of it may have been the killer. But where that is known, the overdue
@@ -47,14 +47,19 @@ def take_back(death: Death, db: str) -> list[Job]:
     ]
     outcomes += [_timed_out(job, death) for job in overdue]
     if death.overdue or death.blameless:
-        outcomes += [executor.released(job, death.how) for job in running if job not in overdue]
+        outcomes += [_released(job, death.how) for job in running if job not in overdue]
         running = []
     reclaimed = Job.objects.reclaim_from(death.worker, running, because=death.how, db=db)
     settlement = Job.objects.finish(outcomes, db=db)
     if settlement.outage is not None:
         raise settlement.outage
     tally.flush(db)
-    return reclaimed
+    return reclaimed + [outcome.job for outcome in settlement.accepted if outcome.job.lease_expirations]
+
+
+def _released(job: Job, reason: str) -> Outcome:
+    """Release a job; one that is a suspect without a delay, since a process for it begins at once."""
+    return executor.released(job, reason, delay=0.0 if job.lease_expirations else 1.0)
 
 
 def _unwritten(job: Job, death: Death) -> Outcome:
@@ -62,7 +67,7 @@ def _unwritten(job: Job, death: Death) -> Outcome:
     reason = f"it had run, but {death.how} before its end was written"
     definition = registry.definitions(None)[job.type]
     return replace(
-        executor.released(job, reason),
+        _released(job, reason),
         facts={"reason": reason, "outage": True},
         charged=executor.undone(Outcome(job, COMPLETE), definition, RuntimeError(reason)),
     )
