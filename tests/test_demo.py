@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -59,8 +60,11 @@ def demo(processes: Processes, *arguments: str, url: str = "", encoding: str = "
 def family(process: Process) -> list[str]:
     """Return pid and command of all the demo's children and theirs, servers included."""
     psutil = pytest.importorskip("psutil")
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [f"{child.pid} {' '.join(child.cmdline())}" for child in children]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended, a zombie included
+            found.append(f"{child.pid} {' '.join(child.cmdline())}")
+    return found
 
 
 def alive(members: list[str]) -> list[str]:
