@@ -40,7 +40,7 @@ def row(
     run_at: datetime | None = None,
     idempotency_key: str | None = None,
 ) -> dict[str, Any]:
-    """Return the row for ``inserts.insert``; raise ``JobError`` with the value and the remedy.
+    """Return the row for ``inserts``; raise ``JobError`` with the value and the remedy.
 
     What is ``None`` comes from the type's registered policy, else from the project's defaults. A payload
     of ``None`` is stored as ``{}``, since handlers are promised a dict.

@@ -221,10 +221,8 @@ def archive(ended: QuerySet[Job], *, delete: bool) -> list[int]:
 # --- The frame -----------------------------------------------------------------------------------
 
 
-def run(db: str, statement: Statement | Compiled) -> list[Job]:
+def run(db: str, statement: Statement) -> list[Job]:
     """Execute a move and return the rows that it moved, with the columns that it reads back."""
-    if isinstance(statement, Compiled):
-        return list(jobs(db).raw(statement.text, statement.params))
     return read(db, statement.columns, rows_of(db, statement))
 
 
